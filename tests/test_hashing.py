@@ -26,12 +26,12 @@ arrays = dtypes.flatmap(
 )
 
 
-def test_is_what_it_was_in_every_earlier_version() -> None:
+def test_hash_arrays_of_earlier_versions() -> None:
     """Old checkpoints hold this value for this tree; a change would make them unusable."""
     assert hash_arrays(TREE) == HEX
 
 
-def test_is_the_same_in_another_process() -> None:
+def test_hash_arrays_in_another_process() -> None:
     code = (
         "import numpy as np; from dpjax._hashing import hash_arrays;"
         "tree = {'b': (np.array([0.5, np.nan]),), 'a': np.arange(6, dtype='i4').reshape(2, 3)};"
@@ -45,7 +45,7 @@ def test_is_the_same_in_another_process() -> None:
 
 
 @given(arrays)
-def test_copy_has_the_same(array: np.ndarray) -> None:
+def test_hash_arrays_of_copies(array: np.ndarray) -> None:
     expected = hash_arrays((array, {"k": array}))
     assert hash_arrays((array.copy(), {"k": array.copy(order="F")})) == expected
     swapped = array.astype(array.dtype.newbyteorder("S"))
@@ -53,7 +53,7 @@ def test_copy_has_the_same(array: np.ndarray) -> None:
 
 
 @given(arrays, st.data())
-def test_one_bit_changes_it(array: np.ndarray, data: st.DataObject) -> None:
+def test_hash_arrays_changes_with_one_bit(array: np.ndarray, data: st.DataObject) -> None:
     changed = np.ascontiguousarray(array).copy()
     position = data.draw(st.integers(0, changed.nbytes - 1))
     changed.reshape(-1).view(np.uint8)[position] ^= 1
@@ -80,11 +80,11 @@ CHANGES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_every_change_is_seen(change: str) -> None:
+def test_hash_arrays_changes(change: str) -> None:
     assert hash_arrays(CHANGES[change]()) != hash_arrays(Split(x, y))
 
 
-def test_leaves_are_not_run_together() -> None:
+def test_hash_arrays_separates_leaves() -> None:
     a, b = np.array([1, 2], np.int32), np.array([3], np.int32)
     trees = [(a, b), (b, a), (np.array([1], np.int32), np.array([2, 3], np.int32))]
     empty = [np.zeros((0, 3)), np.zeros((3, 0)), np.zeros(0), np.zeros(())]
@@ -94,23 +94,23 @@ def test_leaves_are_not_run_together() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "bool", "bfloat16", "float16", "uint32"])
-def test_jax_and_numpy_arrays_agree(dtype: str) -> None:
+def test_hash_arrays_of_jax_and_numpy(dtype: str) -> None:
     array = jnp.arange(4).astype(dtype)
     assert hash_arrays(array) == hash_arrays(np.asarray(array))
     assert hash_arrays(array) != hash_arrays(array[::-1])
 
 
-def test_equal_bits_of_other_types_differ() -> None:
+def test_hash_arrays_of_equal_bits() -> None:
     bits = np.arange(4, dtype=np.uint16)
     kinds = [bits, bits.view(np.int16), bits.view(np.float16), bits.view(jnp.bfloat16)]
     assert len({hash_arrays(kind) for kind in kinds}) == 4
 
 
-def test_nan_equals_itself() -> None:
+def test_hash_arrays_of_nan() -> None:
     assert hash_arrays(np.array([np.nan, 1])) == hash_arrays(np.array([np.nan, 1]))
 
 
-def test_text_has_one_too() -> None:
+def test_hash_arrays_of_text() -> None:
     assert hash_arrays(np.array(["ab", "c"])) != hash_arrays(np.array(["ab", "d"]))
 
 
@@ -120,7 +120,7 @@ def test_hash_arrays_of_a_key_is_that_of_its_data() -> None:
     assert hash_arrays(key) != hash_arrays(jax.random.key(1))
 
 
-def test_hash_records_adds_up_for_any_split_and_sees_every_change() -> None:
+def test_hash_records_adds_up() -> None:
     records, where = {"x": x, "empty": np.zeros((3, 0)), "y": y}, np.arange(3)
     whole = hash_records(records, where)
     parts = [
@@ -138,6 +138,6 @@ def test_hash_records_adds_up_for_any_split_and_sees_every_change() -> None:
     assert len({whole, *others}) == 6
 
 
-def test_what_cannot_be_compared_is_refused_without_being_shown() -> None:
+def test_hash_arrays_refuses_without_showing() -> None:
     with pytest.raises(ValueError, match=r"dtype of tree\['x'\] must be .*got dtype\('O'\)$"):
         hash_arrays({"x": np.array([{"name": "Ada"}], dtype=object)})

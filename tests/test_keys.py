@@ -23,13 +23,13 @@ def test_release_key_is_a_typed_key_that_draws():
     assert jax.random.normal(key, (3,)).shape == (3,)
 
 
-def test_no_two_release_keys_are_alike():
+def test_release_key_is_different_each_time():
     # 500 keys of 64 bits: a false alarm has probability 500^2 / 2^65 < 1e-14.
     drawn = {words(release_key()).tobytes() for _ in range(500)}
     assert len(drawn) == 500
 
 
-def test_every_bit_of_a_release_key_varies():
+def test_release_key_bits_vary():
     # Each of 64 bits is constant over 100 keys with probability 2^-99.
     bits = np.unpackbits(
         np.stack([words(release_key()) for _ in range(100)]).view(np.uint8), axis=1
@@ -39,7 +39,7 @@ def test_every_bit_of_a_release_key_varies():
     assert (bits.max(axis=0) == 1).all()
 
 
-def test_bits_are_those_of_the_operating_system(monkeypatch):
+def test_release_key_takes_system_entropy(monkeypatch):
     asked = []
     monkeypatch.setattr(os, "urandom", lambda count: asked.append(count) or bytes(range(1, 9)))
     np.testing.assert_array_equal(
@@ -48,7 +48,7 @@ def test_bits_are_those_of_the_operating_system(monkeypatch):
     assert asked == [8]
 
 
-def test_what_looks_like_a_seed_is_drawn_again(monkeypatch):
+def test_release_key_redraws_seed_like_words(monkeypatch):
     draws = [bytes(4) + b"seed", bytes(8), b"entropy!"]
     monkeypatch.setattr(os, "urandom", lambda count: draws.pop(0))
     assert words(release_key()).tobytes() == b"entropy!"
@@ -61,9 +61,9 @@ def test_release_key_is_threefry_whatever_the_default_generator():
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 - 1])
-def test_seeded_keys_are_recognised(seed):
+def test_is_seeded_of_seeded_keys(seed):
     assert is_seeded(jax.random.key(np.uint32(seed)))
 
 
-def test_release_keys_are_not_seeded():
+def test_is_seeded_of_release_keys():
     assert not any(is_seeded(release_key()) for _ in range(100))

@@ -31,7 +31,7 @@ def without_replacement():
     return mechanism.certificate(DELTA)
 
 
-def test_guarantee_is_the_privacy_loss_distribution(certificate):
+def test_certify_by_privacy_loss_distribution(certificate):
     event = FakeMechanism(1.0).event
     assert certificate.accountant == "pld"
     assert certificate.epsilon == epsilon(event, DELTA, adjacency="add_remove")
@@ -44,7 +44,7 @@ def test_guarantee_is_the_privacy_loss_distribution(certificate):
     }
 
 
-def test_every_estimate_is_its_accountants_epsilon(certificate):
+def test_certify_estimates_are_accountants_epsilons(certificate):
     for estimate in certificate.estimates:
         value = epsilon(
             FakeMechanism(1.0).event, DELTA, adjacency="add_remove", method=estimate.method
@@ -52,13 +52,13 @@ def test_every_estimate_is_its_accountants_epsilon(certificate):
         assert estimate.epsilon == value
 
 
-def test_without_replacement_the_guarantee_is_that_of_the_curve(without_replacement):
+def test_certify_samples_without_replacement(without_replacement):
     assert without_replacement.accountant == "pld"
     estimates = {one.method: one for one in without_replacement.estimates}
     assert estimates["pld"].epsilon == without_replacement.epsilon < estimates["rdp"].epsilon
 
 
-def test_where_there_is_no_distribution_the_renyi_bound_is_the_guarantee_and_is_named():
+def test_certify_by_renyi_bound():
     selection = Selection(4.0).certificate(DELTA)
     assert selection.accountant == "rdp"
     estimates = {one.method: one for one in selection.estimates}
@@ -73,7 +73,7 @@ def test_where_there_is_no_distribution_the_renyi_bound_is_the_guarantee_and_is_
 
 
 @pytest.mark.parametrize("fixture", ["certificate", "without_replacement"])
-def test_lower_bound_is_close(fixture, request):
+def test_certify_lower_bound_is_close(fixture, request):
     certificate = request.getfixturevalue(fixture)
     assert 0.997 * certificate.epsilon < certificate.epsilon_lower < certificate.epsilon
     assert "not a guarantee" in certificate.epsilon_lower_note
@@ -93,7 +93,7 @@ def test_certify_compares_the_approximation(certificate):
     assert "; within the bounds [" in exact.note
 
 
-def test_risks_are_those_of_the_trade_off_functions(certificate):
+def test_certificate_risks_are_those_of_its_curves(certificate):
     found = {one.name: one for one in certificate.risks}
     assert list(found) == [
         "advantage",
@@ -117,13 +117,13 @@ def test_risks_are_those_of_the_trade_off_functions(certificate):
     assert certificate.curve.epsilon(DELTA) == pytest.approx(certificate.epsilon, rel=2e-3)
 
 
-def test_gaussian_risks_are_exact():
+def test_certificate_curves_of_a_gaussian():
     certificate = FakeMechanism(5.0, sampling="none").certificate(DELTA)
     assert certificate.curve == certificate.curve_upper
     assert certificate.curve.mu == pytest.approx(2.0)
 
 
-def test_without_an_upper_curve_the_note_gives_the_reason():
+def test_certificate_without_upper_curve():
     selection = Selection(4.0).certificate(DELTA)
     assert selection.curve_upper is None
     assert "the other bounds are not computed: no privacy loss" in selection.risks_note
@@ -136,7 +136,7 @@ def test_without_an_upper_curve_the_note_gives_the_reason():
     assert selection.risks[0].upper > risk.advantage(once)
 
 
-def test_more_caveats_keep_the_curve(certificate):
+def test_certificate_of_a_seeded_run(certificate):
     run = certificate.guarantee.of_run(seeded=True, num_steps=100)
     changed = dataclasses.replace(certificate, guarantee=run)
     assert changed.risks == certificate.risks
@@ -149,7 +149,7 @@ def test_more_caveats_keep_the_curve(certificate):
     assert (changed.to_dict()["num_steps_run"], changed.to_dict()["seeded"]) == (100, True)
 
 
-def test_text_names_everything(certificate):
+def test_str_names_everything(certificate):
     text = " ".join(str(certificate).split())
     for part in (
         "pld (privacy loss distribution",
@@ -170,7 +170,7 @@ def test_text_names_everything(certificate):
     )
 
 
-def test_html_is_escaped(certificate):
+def test_repr_html_is_escaped(certificate):
     page = certificate._repr_html_()
     assert "one &lt;image&gt;" in page
     assert "<image>" not in page
@@ -179,7 +179,7 @@ def test_html_is_escaped(certificate):
 
 
 @pytest.mark.parametrize("fixture", ["certificate", "without_replacement"])
-def test_json_round_trip(fixture, request):
+def test_to_dict_round_trip(fixture, request):
     certificate = request.getfixturevalue(fixture)
     restored = json.loads(json.dumps(certificate.to_dict(), allow_nan=False))
     assert restored == certificate.to_dict()
@@ -205,18 +205,18 @@ def test_certificate_without_noise():
     assert json.loads(json.dumps(certificate.to_dict(), allow_nan=False))["epsilon"] == "inf"
 
 
-def test_nothing_is_certified_without_a_bound():
+def test_certify_refuses_without_bound():
     with pytest.raises(UnsupportedEventError, match="no guarantee"):
         FakeMechanism(1.0, sampling="fixed_size").certificate(DELTA)
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1.0, math.nan, "small"])
-def test_bad_deltas_are_refused(delta):
+def test_certify_refuses_delta(delta):
     with pytest.raises(ValueError, match=r"delta must be in \(0, 1\)"):
         certify(FakeMechanism(1.0).guarantee, delta)
 
 
-def test_mechanisms_can_be_imported_before_the_accounting():
+def test_import_of_mechanisms_before_accounting():
     subprocess.run([sys.executable, "-c", "import dpjax.mechanisms.base"], check=True)
 
 
@@ -234,7 +234,7 @@ def test_mechanisms_can_be_imported_before_the_accounting():
         (math.inf, "inf"),
     ],
 )
-def test_bounds_are_never_printed_too_small(value, text):
+def test_round_up_and_round_down(value, text):
     assert round_up(value) == text
     assert float(round_down(value)) <= value <= float(text)
 
@@ -253,7 +253,7 @@ def test_compare_to_bounds(value, lower, text):
     assert compare_to_bounds(value, lower, 2.0) == text
 
 
-def test_risks_are_rounded_outward(certificate):
+def test_str_rounds_risks_outward(certificate):
     lines = {line.split("  ")[1]: line for line in str(certificate).splitlines() if "guess" in line}
     assert len(lines) == 7
     for one in certificate.risks:
@@ -268,7 +268,7 @@ def test_risks_are_rounded_outward(certificate):
     assert "any attack that decides which of two values one <image> has" in str(other)
 
 
-def test_paragraph_has_the_numbers(certificate):
+def test_paragraph_names_everything(certificate):
     found = certificate.paragraph()
     assert "\n" not in found
     risks = {one.name: one for one in certificate.risks}
@@ -310,7 +310,7 @@ def drawn(certificate):
     return figure
 
 
-def test_trade_off_function_and_that_of_epsilon_and_delta(certificate, drawn):
+def test_plot_trade_off_functions(certificate, drawn):
     lines = _lines(drawn.axes[0])
     x, y = lines["certified trade-off function"].get_data()
     np.testing.assert_array_equal(y, certificate.curve(x))
@@ -322,7 +322,7 @@ def test_trade_off_function_and_that_of_epsilon_and_delta(certificate, drawn):
     assert 2 * least.get_xdata()[0] == pytest.approx(certificate.risks[-1].lower)
 
 
-def test_roc_curve(certificate, drawn):
+def test_plot_roc_curve(certificate, drawn):
     axes = drawn.axes[1]
     lines = _lines(axes)
     x, y = lines["certified upper bound"].get_data()
@@ -334,12 +334,12 @@ def test_roc_curve(certificate, drawn):
     assert axes.get_xscale() == axes.get_yscale() == "log"
 
 
-def test_area_between_the_bounds_is_shaded(drawn):
+def test_plot_shades_between_bounds(drawn):
     for axes in drawn.axes:
         assert sum(isinstance(one, FillBetweenPolyCollection) for one in axes.collections) == 1
 
 
-def test_mechanisms_without_an_upper_curve_or_without_privacy_are_drawn():
+def test_plot_without_upper_curve_or_privacy():
     loose = Selection(4.0).certificate(DELTA).plot()
     loose.canvas.draw()
     assert not any(axes.collections for axes in loose.axes)

@@ -33,7 +33,7 @@ def _parameters():
 
 
 @pytest.mark.parametrize(("group", "name"), list(_parameters()))
-def test_is_as_recorded(group, name):
+def test_case_is_as_recorded(group, name):
     new = record.compute(group, name)
     changed = list(record.differences(record.load(group)[name], new, record.tolerance(group)))
     assert not changed, "changed; where on purpose, record it and name it in the CHANGELOG"
@@ -55,7 +55,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("key", list(RECORDED))
-def test_change_is_found(key):
+def test_compare_reports_changes(key):
     new = copy.deepcopy(RECORDED)
     assert not list(record.differences(RECORDED, new, record.HOST))
     new[key] = CHANGES[key]
@@ -65,7 +65,7 @@ def test_change_is_found(key):
     assert list(record.differences(RECORDED, new, record.HOST))
 
 
-def test_rounding_within_the_tolerance_is_no_change():
+def test_compare_within_tolerance():
     new = {**RECORDED, "a": 2.0 * (1 + 1e-11), "b": [1.0 + 1e-10, -3.0]}
     assert not list(record.differences(RECORDED, new, record.HOST))
     assert len(list(record.differences(RECORDED, new, 0.0))) == 2

@@ -57,7 +57,7 @@ def law_p(samples, law, scale):
     return stats.kstest(samples, law(scale=scale).cdf).pvalue
 
 
-def test_noise_has_the_stated_law_and_scale(kind):
+def test_release_noise_has_stated_distribution(kind):
     samples = noise(kind)
     assert law_p(samples, kind[2], 2.5) > FALSE_ALARM
     # power: five per cent too little, and the other law of the same deviation
@@ -67,7 +67,7 @@ def test_noise_has_the_stated_law_and_scale(kind):
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
-def test_event_is_that_of_the_noise_that_is_added(kind, adjacency):
+def test_event_is_that_of_added_noise(kind, adjacency):
     used = mechanism(kind, adjacency=adjacency)
     doubled = {"add_remove": 1, "replace_one": 2}[adjacency]
     # What accountants make of the event is noise over the sensitivity, 4, and nothing else.
@@ -83,7 +83,7 @@ def test_event_is_that_of_the_noise_that_is_added(kind, adjacency):
     assert noise(kind).std() == pytest.approx(used.standard_deviation, rel=0.02)
 
 
-def test_same_key_gives_the_same_noise_and_another_does_not(kind):
+def test_release_noise_depends_on_key(kind):
     used = mechanism(kind)
     first, again = release(used, KEY, TREE), release(used, KEY, TREE)
     assert jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), first, again))
@@ -91,7 +91,7 @@ def test_same_key_gives_the_same_noise_and_another_does_not(kind):
     assert not bool((first["a"] == other["a"]).any())
 
 
-def test_jit_and_vmap_change_nothing(kind):
+def test_release_under_jit_and_vmap(kind):
     used = mechanism(kind)
     keys = jax.random.split(KEY, 3)
     together = jax.jit(jax.vmap(partial(release, used), in_axes=(0, None)))(keys, TREE)
@@ -100,7 +100,7 @@ def test_jit_and_vmap_change_nothing(kind):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_float_dtypes_are_kept(kind, dtype):
+def test_release_keeps_float_dtypes(kind, dtype):
     used = mechanism(kind)
     released = release(used, KEY, jnp.full(4, 3.0, dtype))
     assert released.dtype == dtype
@@ -108,7 +108,7 @@ def test_float_dtypes_are_kept(kind, dtype):
     np.testing.assert_array_equal(released, exact.astype(dtype))
 
 
-def test_integers_become_floats(kind):
+def test_release_of_integers_is_float(kind):
     released = release(mechanism(kind), KEY, jnp.arange(4))
     assert released.dtype == jnp.float32
     np.testing.assert_array_equal(released, release(mechanism(kind), KEY, jnp.arange(4.0)))
@@ -116,13 +116,13 @@ def test_integers_become_floats(kind):
 
 
 @pytest.mark.usefixtures("x64")
-def test_doubles_have_noise_in_double_precision(kind):
+def test_release_of_float64_has_float64_noise(kind):
     released = jax.jit(partial(release, mechanism(kind)))(KEY, jnp.zeros(1000))
     assert released.dtype == jnp.float64
     assert (np.asarray(released) != np.float32(released)).mean() > 0.99
 
 
-def test_symmetric_noise_is_drawn_once_for_each_pair(kind):
+def test_release_symmetric_draws_triangle_once(kind):
     released = np.asarray(symmetric_release(kind)(KEY, matrices())["large"])
     np.testing.assert_array_equal(released, released.T)
     upper = released[np.triu_indices(300)]
@@ -134,7 +134,7 @@ def test_symmetric_noise_is_drawn_once_for_each_pair(kind):
     assert law_p(((full + full.T) / 2)[np.triu_indices(300, 1)], kind[2], 2.5) < FALSE_ALARM
 
 
-def test_of_a_matrix_only_the_upper_triangle_is_read(kind):
+def test_release_symmetric_reads_upper_triangle(kind):
     draw = symmetric_release(kind)
     value = matrices() | {"stack": jnp.arange(16.0).reshape(4, 2, 2)}
     upper = jnp.triu(value["stack"])
@@ -145,14 +145,14 @@ def test_of_a_matrix_only_the_upper_triangle_is_read(kind):
     np.testing.assert_allclose(added, mirrored, atol=1e-5)
 
 
-def test_every_matrix_of_a_stack_has_noise_of_its_own(kind):
+def test_release_symmetric_of_a_stack(kind):
     stack = symmetric_release(kind)(KEY, matrices())["stack"]
     np.testing.assert_array_equal(stack, jnp.swapaxes(stack, 1, 2))
     assert np.unique(stack).size == 4 * 3
 
 
 @pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
-def test_confidence_intervals_have_their_nominal_coverage(kind, level):
+def test_confidence_interval_coverage(kind, level):
     used = mechanism(kind)
     low, high = used.confidence_interval(7 + noise(kind), level)
     covered = (low <= 7) & (high >= 7)
@@ -162,7 +162,7 @@ def test_confidence_intervals_have_their_nominal_coverage(kind, level):
     assert not coverage_is_at_least(level, narrow)
 
 
-def test_mechanism_has_the_sensitivitys_adjacency_and_one_release(kind):
+def test_mechanism_takes_adjacency_of_sensitivity(kind):
     used = mechanism(kind, adjacency="replace_one")
     assert (used.adjacency, used.num_releases, used.unit) == ("replace_one", 1, "one record")
     assert used.with_privacy_factor(2.0) == mechanism(kind, adjacency="replace_one", scale=5.0)

@@ -30,7 +30,7 @@ def gaussian(scale=4.0, value=3, adjacency="add_remove"):
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("value", [1, 2, 3, 30])
-def test_discrete_laplace_is_certified_by_its_closed_form(adjacency, value):
+def test_certificate_of_discrete_laplace(adjacency, value):
     used = laplace(8.0, value, adjacency)
     assert used.pure_epsilon == value / 8
     certificate = used.certificate(1e-9)
@@ -42,14 +42,14 @@ def test_discrete_laplace_is_certified_by_its_closed_form(adjacency, value):
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("value", [4097, 50_001])
-def test_fine_grid_costs_time_but_hardly_epsilon(adjacency, value):
+def test_certificate_of_discrete_laplace_on_fine_grid(adjacency, value):
     used = laplace(value / 0.7, value, adjacency)
     assert 0.7 * (1 - 1e-8) <= used.certificate(1e-9).epsilon <= 0.7 * 1.005
     exact = 0.7 + 2 * math.log1p(-0.1)  # of continuous noise, which so fine a grid cannot beat
     assert exact <= used.certificate(0.1).epsilon <= exact * 1.01
 
 
-def test_epsilon_is_exact_for_the_geometric_mechanism():
+def test_discrete_laplace_from_epsilon_is_exact():
     count = sensitivity.of_count(norm="l1", adjacency="replace_one")
     used = DiscreteLaplace.from_epsilon(count, epsilon=0.1)
     assert used.scale == 1 / Fraction(0.1)
@@ -58,7 +58,7 @@ def test_epsilon_is_exact_for_the_geometric_mechanism():
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("scale", [4.0, 20.0])
-def test_discrete_gaussian_is_certified_as_slightly_less_gaussian_noise(adjacency, scale):
+def test_certificate_of_discrete_gaussian_is_near_continuous(adjacency, scale):
     used = gaussian(scale, adjacency=adjacency)
     assert used.rho == pytest.approx((3 / scale) ** 2 / 2)
     certificate = used.certificate(1e-6)
@@ -70,7 +70,7 @@ def test_discrete_gaussian_is_certified_as_slightly_less_gaussian_noise(adjacenc
 
 
 @pytest.mark.parametrize("scale", [0.6, 2.0, 10.0])
-def test_certified_discrete_gaussian_is_not_below_its_exact_loss(scale):
+def test_certificate_of_discrete_gaussian_is_above_exact_loss(scale):
     """Canonne, Kamath, Steinke 2020, Theorem 7, for one entry moved by one."""
     used = gaussian(scale, 1)
     exact = privacy_loss_distribution.from_discrete_gaussian_mechanism(
@@ -81,13 +81,13 @@ def test_certified_discrete_gaussian_is_not_below_its_exact_loss(scale):
         assert lower - 2e-3 <= used.certificate(delta).epsilon <= 1.6 * lower + 0.05
 
 
-def test_calibration_reaches_the_target():
+def test_calibrate_discrete_noise():
     for used in (laplace(), gaussian()):
         found = calibrate(used, epsilon=0.5, delta=1e-6)
         assert 0.495 <= found.certificate(1e-6).epsilon <= 0.5
 
 
-def test_discrete_and_continuous_parts_compose():
+def test_certificate_of_composed_discrete_noise():
     for scale in (2.0, 9.0):
         alone = gaussian(scale).certificate(1e-6).epsilon
         both = Composition((laplace(), gaussian(scale))).certificate(1e-6).epsilon
@@ -97,7 +97,7 @@ def test_discrete_and_continuous_parts_compose():
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 2.5, Fraction(20, 3)])
-def test_deviations_and_half_widths_are_those_of_the_laws(scale):
+def test_standard_deviation_and_half_width(scale):
     k = np.arange(-3000, 3001)
     laws = {
         laplace: np.exp(-np.abs(k) / float(scale)),
@@ -115,7 +115,7 @@ def test_deviations_and_half_widths_are_those_of_the_laws(scale):
 
 
 @pytest.mark.parametrize("used", [laplace(Fraction(7, 2)), gaussian(3.0)])
-def test_release_adds_the_same_noise_to_every_integer(used):
+def test_release_adds_integer_noise(used):
     value = {"a": np.array([[10, 20], [30, 40]], np.uint8), "b": -7}
     released = release(used, KEY, value)
     assert released["a"].dtype == released["b"].dtype == np.int64
@@ -126,14 +126,14 @@ def test_release_adds_the_same_noise_to_every_integer(used):
     jax.tree.map(np.testing.assert_array_equal, jitted, released)
 
 
-def test_confidence_intervals_are_the_half_widths():
+def test_confidence_interval_of_integers():
     low, high = laplace().confidence_interval(np.array([5, 6]), 0.9)
     width = laplace().half_width(0.9)
     assert low.tolist() == [5 - width, 6 - width]
     assert high.tolist() == [5 + width, 6 + width]
 
 
-def test_no_attack_beats_it_and_a_wrong_epsilon_is_beaten():
+def test_release_attacked_epsilon():
     used = laplace(2.0, 2)
     zeros = np.zeros(20_000, np.int64)
     ones, others = (release(used, jax.random.key(seed), zeros) for seed in (1, 2))
@@ -144,7 +144,7 @@ def test_no_attack_beats_it_and_a_wrong_epsilon_is_beaten():
     assert attacked_epsilon(ones + 3, others, [lambda x: x >= 3]) > used.pure_epsilon
 
 
-def test_sum_on_a_grid_is_released_without_rounding():
+def test_release_of_sum_on_a_grid():
     records = sensitivity.to_grid(sensitivity.clip_to(np.array([0.31, 9.0, np.nan]), (0, 2)), 0.01)
     bounds = sensitivity.to_grid((0, 2), 0.01)
     stated = sensitivity.of_sum(bounds, norm="l1", adjacency="replace_one")
@@ -154,25 +154,25 @@ def test_sum_on_a_grid_is_released_without_rounding():
     assert release(used, KEY, records.sum()) - noise == 31 + 200 + 0
 
 
-def test_numbers_beyond_64_bits_are_exact():
+def test_release_beyond_64_bits_is_exact():
     used = gaussian(100.0)
     noise = release(used, KEY, [0, 0])
     released = release(used, KEY, [10**30, -(2**63)])
     assert [int(r) - int(n) for r, n in zip(released, noise, strict=True)] == [10**30, -(2**63)]
 
 
-def test_any_kind_of_float_is_taken_for_the_fraction_that_it_is():
+def test_scale_of_any_float_type_is_a_fraction():
     one = Sensitivity(np.float32(1), "l1", "add_remove")
     assert DiscreteLaplace.from_epsilon(one, epsilon=np.float32(0.5)).scale == 2
     DiscreteLaplace(one, np.float32(2.5)).release(KEY, 3)
 
 
-def test_hardly_any_noise_has_hardly_any_deviation():
+def test_standard_deviation_of_hardly_any_noise():
     assert DiscreteLaplace(Sensitivity(1.0, "l1", "add_remove"), 1e-4).standard_deviation < 1e-300
 
 
 @pytest.mark.parametrize("cls", [DiscreteLaplace, DiscreteGaussian])
-def test_released_noise_has_the_distribution_that_the_guarantee_is_for(cls):
+def test_release_noise_has_distribution_of_guarantee(cls):
     used = cls(Sensitivity(2, cls.norm, "add_remove"), Fraction(3, 2))
     noise = release(used, KEY, np.zeros(20_000, int))
     k = np.arange(-60, 61)

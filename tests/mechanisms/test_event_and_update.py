@@ -118,7 +118,7 @@ def curve(described: SubsampledGaussian):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("sampling", "adjacency"), HONEST)
-def test_no_attack_beats_the_certificate(sampling, adjacency):
+def test_update_attacked_epsilon(sampling, adjacency):
     honest = mechanism(sampling, adjacency)
     assert not beats(*neighbours(honest), curve(honest))
 
@@ -131,19 +131,19 @@ def test_no_attack_beats_the_certificate(sampling, adjacency):
         (TWICE_THE_RATE, "add_remove"),
     ],
 )
-def test_power_a_step_that_differs_from_its_event_is_beaten(broken, adjacency):
+def test_power_step_that_differs_from_its_event(broken, adjacency):
     described = mechanism(PoissonSampling(6, 0.3, physical_batch_size=4), adjacency)
     run = dataclasses.replace(described, **broken)
     assert beats(*neighbours(run), curve(described))
 
 
-def test_power_one_clip_where_a_replacement_moves_two_is_beaten():
+def test_power_one_clip_where_replacement_moves_two():
     run = mechanism(PoissonSampling(6, 0.3, physical_batch_size=4), "replace_one")
     claimed = dataclasses.replace(run, adjacency="add_remove")
     assert beats(*neighbours(run), curve(claimed))
 
 
-def test_power_amplification_where_nothing_is_sampled_is_beaten():
+def test_power_amplification_without_sampling():
     run = mechanism(ShuffledEpochs(6, 6), "replace_one")
     claimed = mechanism(PoissonSampling(6, 0.3, physical_batch_size=4), "replace_one")
     assert beats(*neighbours(run), curve(claimed))

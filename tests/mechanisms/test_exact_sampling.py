@@ -60,13 +60,13 @@ def gaussian_draws(scale):
 
 
 @pytest.mark.parametrize("scale", LAPLACE_SCALES)
-def test_discrete_laplace_draws_follow_their_law(scale):
+def test_discrete_laplace_distribution(scale):
     pmf = laplace_pmf(float(scale))
     assert chi_square_p(laplace_draws(scale), pmf, likely(pmf)) > FALSE_ALARM
 
 
 @pytest.mark.parametrize("scale", GAUSSIAN_SCALES)
-def test_discrete_gaussian_draws_follow_their_law(scale):
+def test_discrete_gaussian_distribution(scale):
     pmf = gaussian_pmf(scale**2)
     assert chi_square_p(gaussian_draws(scale), pmf, likely(pmf)) > FALSE_ALARM
     # power: the variance taken for the scale
@@ -75,7 +75,7 @@ def test_discrete_gaussian_draws_follow_their_law(scale):
 
 
 @pytest.mark.parametrize("wrong", [0.93, 1.07])
-def test_power_a_wrong_scale_is_seen(wrong):
+def test_power_wrong_scale(wrong):
     pmf = laplace_pmf(2.5 * wrong)
     assert chi_square_p(laplace_draws(Fraction(5, 2)), pmf, likely(pmf)) < FALSE_ALARM
     pmf = gaussian_pmf((Fraction(3, 2) * Fraction(wrong)) ** 2)
@@ -83,7 +83,7 @@ def test_power_a_wrong_scale_is_seen(wrong):
 
 
 @pytest.mark.parametrize("rounding", [np.floor, np.rint, np.trunc])
-def test_power_rounded_continuous_noise_is_seen(rounding):
+def test_power_rounded_continuous_noise(rounding):
     generator = np.random.default_rng(3)
     pmf = laplace_pmf(0.5)
     assert chi_square_p(rounding(generator.laplace(0, 0.5, MANY)), pmf, likely(pmf)) < FALSE_ALARM
@@ -92,7 +92,7 @@ def test_power_rounded_continuous_noise_is_seen(rounding):
     assert chi_square_p(drawn, pmf, likely(pmf)) < FALSE_ALARM
 
 
-def test_power_zero_drawn_twice_as_often_is_seen():
+def test_power_zero_drawn_twice_as_often():
     """What the sampler does if it keeps minus zero."""
     generator = np.random.default_rng(5)
     sizes = np.abs(generator.geometric(1 - math.exp(-1 / 2.5), MANY) - 1)
@@ -102,7 +102,7 @@ def test_power_zero_drawn_twice_as_often_is_seen():
 
 
 @pytest.mark.parametrize("x", [Fraction(0), Fraction(1, 3), Fraction(1), Fraction(7, 2)])
-def test_coins_of_exponential_probability(x):
+def test_bernoulli_exp_probability(x):
     top, bottom = (np.full(MANY, part) for part in x.as_integer_ratio())
     tosses = bernoulli_exp(lanes(MANY, 6), np.arange(MANY), top, bottom).astype(int)
     if x == 0:
@@ -115,7 +115,7 @@ def test_coins_of_exponential_probability(x):
 
 @pytest.mark.parametrize("others", [(), (1,), (2**62,)])
 @pytest.mark.parametrize("number", [2**55 - 1, 2**55, 2**59, 2**62, 2**64])
-def test_numbers_whose_multiples_may_not_fit_into_int64_are_python_integers(number, others):
+def test_fit_integers_beyond_int64(number, others):
     """The samplers multiply scales by whole numbers up to 128."""
     fast = max(number, *others, 0) * 128 < 2**62  # a noise and a value below 2^62 add up in int64
     for array in fit_integers(*([each, each] for each in (number, *others))):
@@ -126,7 +126,7 @@ def test_numbers_whose_multiples_may_not_fit_into_int64_are_python_integers(numb
     ("sampler", "mean_size"), [(discrete_laplace, 1.0), (discrete_gaussian, 0.79788)]
 )
 @pytest.mark.parametrize("scale", [2**33, 2**54 + 3, 2**62 - 1, 2**90])
-def test_large_scales_have_the_continuous_size_with_and_without_int64(sampler, mean_size, scale):
+def test_samplers_at_large_scales(sampler, mean_size, scale):
     size = 20_000 if scale < 2**55 else 4000
     sizes = np.abs(draw(sampler, scale, seed=3, size=size) / scale).astype(float)
     assert abs(sizes.mean() - mean_size) < 5 / math.sqrt(size)  # five standard errors or more
@@ -140,7 +140,7 @@ def test_large_scales_have_the_continuous_size_with_and_without_int64(sampler, m
     assert chi_square_p(low.astype(int), lambda digit: 1 / 8, range(7)) > FALSE_ALARM
 
 
-def test_int64_and_python_integers_give_the_same_noise_where_words_are_drawn_alike():
+def test_samplers_in_int64_and_python_integers():
     small, large = (np.full(50, 7, dtype) for dtype in (np.int64, object))
     words = lanes(50, 8).below(small, np.arange(50))
     assert words.min() >= 0
@@ -150,7 +150,7 @@ def test_int64_and_python_integers_give_the_same_noise_where_words_are_drawn_ali
 
 
 @pytest.mark.parametrize("bound", [1, 3, 7, 2**62 - 1])
-def test_integers_below_a_bound_are_uniform(bound):
+def test_below_is_uniform(bound):
     drawn = lanes(MANY, 9).below(np.full(MANY, bound), np.arange(MANY))
     assert drawn.min() >= 0
     assert drawn.max() < bound
@@ -160,21 +160,21 @@ def test_integers_below_a_bound_are_uniform(bound):
         assert chi_square_p(found, lambda c: 1 / cells, range(cells - 1)) > FALSE_ALARM
 
 
-def test_words_are_threefrys_as_jax_has_it():
+def test_words_are_threefry():
     key = np.array([123, 456], np.uint32)
     count = np.arange(6, dtype=np.uint32)
     ours = np.concatenate(threefry(key[..., 0], key[..., 1], count[:3], count[3:]))
     np.testing.assert_array_equal(ours, jax.extend.random.threefry_2x32(key, count))
 
 
-def test_every_lane_every_draw_and_every_derived_key_has_words_of_its_own():
+def test_words_are_distinct():
     key = np.array([1, 2], np.uint32)
     words = [stream.draw(np.arange(100)) for stream in [lanes(100, 1)] for _ in range(5)]
     words += [RandomWords(k, 100).draw(np.arange(100)) for k in (key, *derive(key, 3))]
     assert np.unique(np.concatenate(words)).size == 900
 
 
-def test_lane_does_not_depend_on_its_batch():
+def test_words_of_a_lane_are_independent_of_batch():
     keys = np.array([[1, 2], [3, 4], [5, 6]], np.uint32)
     scale = np.full(12, 5)
     together = discrete_gaussian(RandomWords(keys, 4), scale, np.ones_like(scale)).reshape(3, 4)

@@ -29,14 +29,14 @@ def stated(adjacency="add_remove", value=2.0):
 
 @pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 8.0, 50.0])
 @pytest.mark.parametrize("mu", [0.05, 0.7, 3.0])
-def test_delta_is_exact(mu, epsilon):
+def test_delta_against_high_precision(mu, epsilon):
     exact = float(exact_delta(mu, epsilon))
     assert Gaussian(stated(), 2.0 / mu).delta(epsilon) == pytest.approx(exact, rel=1e-9, abs=1e-10)
 
 
 @pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 8.0, 100.0])
 @pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.2])
-def test_calibration_spends_delta_and_no_more(epsilon, delta):
+def test_from_epsilon_spends_delta(epsilon, delta):
     used = Gaussian.from_epsilon(stated(), epsilon=epsilon, delta=delta)
     spent = float(exact_delta(2.0 / used.scale, epsilon))
     assert spent == pytest.approx(delta, rel=1e-10)
@@ -45,7 +45,7 @@ def test_calibration_spends_delta_and_no_more(epsilon, delta):
     assert float(exact_delta(2.0 / (0.999 * used.scale), epsilon)) > delta * (1 + 1e-4)
 
 
-def test_classical_rule_is_wrong_where_analytic_calibration_is_right():
+def test_power_classical_calibration():
     classical = 2.0 * np.sqrt(2 * np.log(1.25 / 1e-5)) / 20.0
     assert Gaussian(stated(), classical).delta(20.0) > 1e-3
     assert Gaussian.from_epsilon(stated(), epsilon=20.0, delta=1e-5).scale > classical
@@ -53,7 +53,7 @@ def test_classical_rule_is_wrong_where_analytic_calibration_is_right():
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("epsilon", [0.3, 4.0])
-def test_certificate_is_the_closed_form(adjacency, epsilon):
+def test_certificate_of_gaussian(adjacency, epsilon):
     used = Gaussian.from_epsilon(stated(adjacency), epsilon=epsilon, delta=1e-6)
     certificate = used.certificate(1e-6)
     assert certificate.guarantee.adjacency == adjacency
@@ -62,14 +62,14 @@ def test_certificate_is_the_closed_form(adjacency, epsilon):
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
-def test_numerical_calibration_agrees(adjacency):
+def test_calibrate_agrees_with_from_epsilon(adjacency):
     exact = Gaussian.from_epsilon(stated(adjacency), epsilon=1.5, delta=1e-5)
     found = calibrate(Gaussian(stated(adjacency), 1.0), epsilon=1.5, delta=1e-5)
     assert exact.scale <= found.scale <= 1.01 * exact.scale
 
 
 @pytest.mark.slow
-def test_no_attack_beats_the_replaced_second_moment():
+def test_release_symmetric_attacked_delta():
     """Rows of norm 1: x along one axis is replaced by z along another; moved by sqrt 2."""
     used = Gaussian(sensitivity.of_second_moment(1.0, num_features=2, adjacency="replace_one"), 1.0)
     with_x, with_z = jnp.diag(jnp.array([1.0, 0.0])), jnp.diag(jnp.array([0.0, 1.0]))

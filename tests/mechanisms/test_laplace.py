@@ -22,7 +22,7 @@ def mechanism(adjacency="add_remove", epsilon=0.8, value=30.0):
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("epsilon", [0.01, 0.8, 10.0])
-def test_certificate_is_the_closed_form(adjacency, epsilon):
+def test_certificate_of_laplace(adjacency, epsilon):
     used = mechanism(adjacency, epsilon)
     assert used.pure_epsilon == pytest.approx(epsilon, rel=1e-15)
     for delta in (1e-9, epsilon / 100):
@@ -34,7 +34,7 @@ def test_certificate_is_the_closed_form(adjacency, epsilon):
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
-def test_no_factor_of_two_is_lost_or_added(adjacency):
+def test_certificate_applies_adjacency_once(adjacency):
     """A sum in [0, 30] has sensitivity 30 under both; bounds of (-30, 30) double it for one."""
     delta = 1e-9
     for bounds, times in (((0, 30), 1), ((-30, 30), 2 if adjacency == "replace_one" else 1)):
@@ -43,14 +43,14 @@ def test_no_factor_of_two_is_lost_or_added(adjacency):
         assert certified == pytest.approx(times * 0.5, rel=2e-3)
 
 
-def test_published_scales_of_the_mean_weight():
+def test_from_epsilon_of_published_scales():
     """Weights in [30, 60] kg: the mean absolute error is the scale."""
     for epsilon, students, error in ((1, 25, 1.2), (10, 25, 0.12), (0.1, 25, 12), (1, 250, 0.12)):
         mean = sensitivity.of_mean((30, 60), students, norm="l1", adjacency="replace_one")
         assert Laplace.from_epsilon(mean, epsilon=epsilon).scale == pytest.approx(error)
 
 
-def test_calibration_agrees_with_the_closed_form():
+def test_calibrate_laplace():
     found = calibrate(mechanism(epsilon=5.0), epsilon=0.5, delta=1e-6)
     assert found.sensitivity == mechanism().sensitivity
     # at most one per cent of epsilon is left unused, and delta gives back two deltas of epsilon
@@ -58,7 +58,7 @@ def test_calibration_agrees_with_the_closed_form():
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
-def test_no_attack_beats_it_and_half_the_noise_is_beaten(adjacency):
+def test_release_attacked_epsilon(adjacency):
     used = mechanism(adjacency, epsilon=1.0, value=3.0)
     keys = jax.random.split(jax.random.key(4))
     draw = jax.jit(lambda key: release(used, key, jnp.zeros(100_000)))

@@ -79,7 +79,7 @@ NEIGHBOURS = {
 
 
 @pytest.mark.parametrize("name", NEIGHBOURS)
-def test_continuous_mechanisms_hide_a_unit_in_a_large_value(name):
+def test_release_hides_a_unit_in_large_values(name):
     value, neighbour, distance = NEIGHBOURS[name]
     laplace = Laplace.from_epsilon(Sensitivity(distance, "l1", "add_remove"), epsilon=1.0)
     assert attack_neighbours(laplace.release, value, neighbour) <= 1.0
@@ -88,7 +88,7 @@ def test_continuous_mechanisms_hide_a_unit_in_a_large_value(name):
 
 
 @pytest.mark.parametrize("name", ["int", "negative", "10^18", "int64 max", "beyond 64 bits"])
-def test_discrete_mechanisms_hide_a_unit_in_a_large_value(name):
+def test_discrete_release_hides_a_unit_in_large_values(name):
     value, neighbour, _ = NEIGHBOURS[name]
     laplace = DiscreteLaplace(Sensitivity(1, "l1", "add_remove"), 1)
     assert attack_neighbours(laplace.release, value, neighbour) <= 1.0
@@ -97,7 +97,7 @@ def test_discrete_mechanisms_hide_a_unit_in_a_large_value(name):
 
 
 @pytest.mark.parametrize("name", ["int", "negative", "10^18", "float"])
-def test_power_noise_added_in_float32_is_beaten(name):
+def test_power_noise_added_in_float32(name):
     value, _, distance = NEIGHBOURS[name]
     # two spacings apart instead of a unit: different floats, however ties are rounded
     apart = 2 * int(np.spacing(np.float32(abs(value))))
@@ -110,7 +110,7 @@ def test_power_noise_added_in_float32_is_beaten(name):
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-40, 1e-12])
-def test_scales_below_float32_have_their_stated_epsilon(scale):
+def test_release_at_scales_below_float32(scale):
     used = Laplace(Sensitivity(scale, "l1", "add_remove"), scale)
     assert attack_neighbours(used.release, 0.0, scale) <= 1.0
     with pytest.raises(ValueError, match=r"scale must be at least 2\.2"):
@@ -149,7 +149,7 @@ def statistics(value, dtype):
 
 
 @pytest.mark.parametrize("name", ["gaussian", "laplace", "adassp", "wishart"])
-def test_regression_releases_of_large_integers_do_not_wrap(name):
+def test_regression_release_of_large_integers(name):
     released = statistic_release(name).release(jax.random.key(0), statistics(10**18, np.int64))
     released = released.statistics if name == "adassp" else released
     np.testing.assert_allclose(released.xty, 1e18, rtol=1e-6)
@@ -158,7 +158,7 @@ def test_regression_releases_of_large_integers_do_not_wrap(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.int64, np.float64])
 @pytest.mark.parametrize("name", ["gaussian", "laplace", "adassp", "wishart"])
-def test_regression_releases_hide_a_unit_in_large_statistics(name, dtype):
+def test_regression_release_hides_a_unit_in_large_statistics(name, dtype):
     used = statistic_release(name)
 
     def entries(key, value):
@@ -182,14 +182,14 @@ def test_conjugate_release_hides_a_record_among_large_counts():
 
 
 @pytest.mark.parametrize("name", ["gaussian", "adassp", "wishart"])
-def test_no_record_is_too_large_for_a_regression(name):
+def test_regression_release_of_largest_records(name):
     x, y = np.full((3, 2), 10**400, object), np.full(3, -(10**400), object)
     released = statistic_release(name).release_records(jax.random.key(0), x, y)
     released = released.statistics if name == "adassp" else released
     assert np.isfinite(released.xty).all()
 
 
-def test_no_record_is_too_large_for_private_bounds():
+def test_private_bounds_of_largest_records():
     bounds = PrivateBounds(
         x_norm_bounds=(1.0, 2.0),
         y_bounds=(1.0, 2.0),

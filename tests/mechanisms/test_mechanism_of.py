@@ -95,7 +95,7 @@ WRAPPED = {
 
 
 @pytest.mark.parametrize("name", WRAPPED)
-def test_wrapped_noise_is_described_by_the_state(name):
+def test_mechanism_of_wrapped_noise(name):
     state = run(WRAPPED[name])
     assert read(state) == described(3)
     assert read(state, num_steps=50).num_steps == 50
@@ -103,27 +103,27 @@ def test_wrapped_noise_is_described_by_the_state(name):
         read(state, num_steps=2)
 
 
-def test_chain_without_clip_takes_the_bound_of_the_noise():
+def test_mechanism_of_chain_without_clip():
     state = run(optax.chain(noise(l2_clip={"w": 3.0, "b": 4.0}), optax.sgd(0.1)), PARAMS, steps=1)
     expected = described(1, l2_clip={"w": 3.0, "b": 4.0})
     assert read(state) == expected
 
 
-def test_before_the_first_release_num_steps_is_needed():
+def test_mechanism_of_initial_state_needs_num_steps():
     state = optax.chain(*CHAIN).init(PARAMS)
     assert read(state, num_steps=7).num_steps == 7
     with pytest.raises(ValueError, match=r"^num_steps must be given .* counts no release yet"):
         read(state)
 
 
-def test_schedule_is_evaluated_at_the_releases():
+def test_mechanism_of_schedule_in_a_state():
     falling = lambda step: 3.0 - jnp.minimum(step, 2)  # noqa: E731
     state = run(optax.chain(noise(falling), optax.adam(0.1)), PARAMS, steps=4)
     assert read(state).noise_multiplier == (3.0, 2.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize("sigma", [1.1, (3.0, 1.0, 2.0)])
-def test_state_of_a_mechanisms_own_noise_gives_the_mechanism_back(sigma):
+def test_mechanism_of_private_optimizer(sigma):
     mechanism = described(3, noise_multiplier=sigma)
     optimizer = mechanism.private_optimizer(optax.adam(0.1), key=KEY)
     state = run(optimizer, PARAMS, steps=2)
@@ -149,12 +149,12 @@ class TestMultiSteps:
             outputs.append(output["w"])
         return outputs, state
 
-    def test_releases_are_counted_not_micro_steps(self):
+    def test_counts_releases_not_micro_steps(self):
         outputs, state = self.micro_steps()
         assert [bool(np.any(output)) for output in outputs] == 2 * [False, False, True] + [False]
         assert read(state) == described(2)
 
-    def test_noise_of_each_release_is_new_and_that_of_the_bare_transformation(self):
+    def test_noise_is_that_of_bare_transformation(self):
         outputs, _ = self.micro_steps()
         bare, clipped = noise(), clip_per_example(CLIP)
         total, _ = clipped.update(GRADS, clipped.init(None))
@@ -171,7 +171,7 @@ class TestGroups:
     def partition(first, second):
         return optax.partition({"large": first, "small": second}, LABELS)
 
-    def test_equivalent_multiplier(self):
+    def test_noise_multiplier_of_groups(self):
         chains = [
             optax.chain(clip_per_example(c), noise(s, c, k), optax.sgd(0.1))
             for c, s, k in ((3.0, 3.0, KEY), (4.0, 4.0, OTHER_KEY))
@@ -181,13 +181,13 @@ class TestGroups:
         assert found.noise_multiplier == pytest.approx((1 / 9 + 1 / 16) ** -0.5, rel=1e-12)
         assert found.num_steps == 3
 
-    def test_schedules_are_joined_step_by_step(self):
+    def test_schedules_of_groups(self):
         falling = lambda step: 4.0 - step  # noqa: E731
         state = self.partition(noise(falling), noise(3.0, key=OTHER_KEY)).init(PARAMS)
         found = read(state, num_steps=2).noise_multiplier
         assert found == pytest.approx((2.4, 18**-0.5 * 9), rel=1e-6)
 
-    def test_none_of_the_noise_is_none_at_all(self):
+    def test_group_without_noise(self):
         state = self.partition(noise(0.0), noise(key=OTHER_KEY)).init(PARAMS)
         assert read(state, num_steps=2).noise_multiplier == 0
 
@@ -322,7 +322,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_certified_is_refused(name):
+def test_mechanism_of_refuses(name):
     optimizer, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
         read(optimizer.init(PARAMS), num_steps=5)
@@ -331,7 +331,7 @@ def test_what_cannot_be_certified_is_refused(name):
 @pytest.mark.parametrize(
     "name", ["two noises", "noise before clip", "scale between", "masked noise", "apply_if_finite"]
 )
-def test_power_a_reader_of_the_first_description_accepts_what_is_refused(name):
+def test_power_first_description_of_refused_states(name):
     """The numbers read are those of the noise, so that only the checks refuse the state.
 
     A reader without these checks would certify a wrong optimizer as the right chain.
@@ -344,7 +344,7 @@ def test_power_a_reader_of_the_first_description_accepts_what_is_refused(name):
     assert found == read(optax.chain(*CHAIN).init(PARAMS), num_steps=5)
 
 
-def test_mean_over_a_fixed_batch_in_a_chain():
+def test_mechanism_of_mean_over_fixed_batch():
     aggregate = differentially_private_aggregate(CLIP, SIGMA, KEY)
     fixed = FixedSizeSampling(100, 4)
     state = run(optax.chain(aggregate, optax.adam(0.1)))
@@ -362,7 +362,7 @@ def test_mean_over_a_fixed_batch_in_a_chain():
         (clip_per_example(1.0), clip_per_example(2.0), r"l2_clip = 1\.0"),
     ],
 )
-def test_state_of_another_transformation_is_not_updated(made, updated, words):
+def test_update_refuses_state_of_another_transformation(made, updated, words):
     updates = PARAMS if hasattr(made.init(PARAMS), "key") else GRADS
     with pytest.raises(ValueError, match=words):
         updated.update(updates, made.init(PARAMS), PARAMS)
@@ -391,7 +391,7 @@ class TestOptimizersOfFlax:
         state = nnx.TrainState.create(graph, params=params, tx=optax.chain(*CHAIN[1:]))
         assert read(state, num_steps=2) == read(state.opt_state, num_steps=2)
 
-    def test_states_of_other_types_are_not_looked_into(self):
+    def test_other_types_are_refused(self):
         class Wrapper(NamedTuple):
             """A state with the field that objects of flax have."""
 
@@ -484,7 +484,7 @@ def takes_a_transformation(function):
 
 
 class TestEveryWrapperOfOptax:
-    def test_table_has_all_of_them(self):
+    def test_table_is_complete(self):
         public = {name: getattr(optax, name) for name in dir(optax) if name[0] != "_"}
         contrib = {
             f"contrib.{name}": getattr(optax.contrib, name)
@@ -498,7 +498,7 @@ class TestEveryWrapperOfOptax:
 
     @pytest.mark.filterwarnings("ignore:inject_stateful_hyperparams:DeprecationWarning")
     @pytest.mark.parametrize("name", [*OF_OPTAX, *MORE_OF_OPTAX])
-    def test_it_is_certified_or_refused(self, name):
+    def test_wrapper_is_certified_or_refused(self, name):
         wrap, message = {**OF_OPTAX, **MORE_OF_OPTAX}[name]
         optimizer = wrap(noise(key=KEY))
         # GaLore takes matrices alone.
@@ -510,7 +510,7 @@ class TestEveryWrapperOfOptax:
                 read(state, num_steps=5)
 
 
-def test_power_under_sam_one_record_moves_the_noisy_sum_by_many_bounds():
+def test_power_sensitivity_under_sam():
     """What a certificate around `optax.contrib.sam` would hide: the sums' sensitivity is not 2."""
     optimizer = optax.contrib.sam(
         optax.sgd(1.0), optax.chain(optax.contrib.normalize(), optax.sgd(50.0)), opaque_mode=True
@@ -540,7 +540,7 @@ class TestStatesAsTrees:
         assert [leaf.dtype for leaf in jax.tree.leaves(state[1])] == [KEY.dtype, jnp.int32]
         assert not jax.tree.leaves(state[0])
 
-    def test_maps_keep_them(self):
+    def test_tree_map_keeps_descriptions(self):
         state = jax.tree.map(lambda leaf: leaf, run(optax.chain(*CHAIN)))
         assert read(state).num_steps == 3
 
@@ -579,7 +579,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_schedule_is_read_at_the_steps_the_loop_makes(name):
+def test_mechanism_of_schedule(name):
     falling = lambda step: 3.0 - jnp.minimum(step, 2)  # noqa: E731
     found = mechanism_of(
         TRANSFORMS[name](1.0, falling), sampling=POISSON, num_steps=4, adjacency="replace_one"
@@ -587,7 +587,7 @@ def test_schedule_is_read_at_the_steps_the_loop_makes(name):
     assert found.noise_multiplier == (3.0, 2.0, 1.0, 1.0)
 
 
-def test_schedule_is_the_noise_that_is_added():
+def test_mechanism_of_schedule_is_added_noise():
     falling = optax.exponential_decay(4.0, 1, 0.5)
     transform = add_gaussian_noise(noise_multiplier=falling, l2_clip=1.0, key=KEY)
     zeros = jnp.zeros(50_000)
@@ -611,12 +611,12 @@ def test_schedule_is_the_noise_that_is_added():
     ],
     ids=["sgd", "clip alone", "wrapped"],
 )
-def test_what_has_no_description_is_refused(plain):
+def test_mechanism_of_refuses_plain_transformations(plain):
     with pytest.raises(ValueError, match="must be a state where dpjax's transformations are"):
         read(plain, num_steps=3)
 
 
-def test_numbers_out_of_range_are_refused():
+def test_mechanism_of_refuses_numbers_out_of_range():
     transform = noisy_sgd(
         0.1, l2_clip=1.0, noise_multiplier=lambda step: 1.0 - step, expected_batch_size=10, key=KEY
     )
@@ -627,7 +627,7 @@ def test_numbers_out_of_range_are_refused():
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("clip", [0.7, {"a": 3.0, "b": 4.0}])
-def test_clip_and_noise_are_the_transformations_own(name, clip):
+def test_mechanism_of_transformation(name, clip):
     transform = TRANSFORMS[name](clip, 1.1)
     found = mechanism_of(
         transform, sampling=POISSON, num_steps=7, adjacency="add_remove", unit="one image"
@@ -635,7 +635,7 @@ def test_clip_and_noise_are_the_transformations_own(name, clip):
     assert found == described(7, l2_clip=clip, noise_multiplier=1.1, unit="one image")
 
 
-def test_mean_over_the_batchs_length_needs_a_public_length():
+def test_mechanism_of_mean_needs_public_length():
     aggregate, fixed = differentially_private_aggregate(CLIP, SIGMA, 0), FixedSizeSampling(100, 10)
     assert read(aggregate, fixed, 3, "replace_one") == described(3, fixed, adjacency="replace_one")
     for sampling in (POISSON, TruncatedPoissonSampling(100, 0.1, truncated_batch_size=15)):

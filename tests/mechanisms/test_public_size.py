@@ -45,7 +45,7 @@ def assert_said_to_be_public(certificate):
     assert caveat in certificate.paragraph()
 
 
-def test_with_a_constant_divisor_the_size_stays_private():
+def test_is_size_public_with_constant_divisor():
     certificate = gaussian(WITHOUT_SIZE, "add_remove").certificate(1e-5)
     assert_size_private(certificate)
     # Computing the divisor from the size is what makes the difference.
@@ -53,7 +53,7 @@ def test_with_a_constant_divisor_the_size_stays_private():
         assert_size_private(gaussian(DERIVED, "add_remove").certificate(1e-5))
 
 
-def test_divisor_given_is_the_one_used():
+def test_expected_batch_size_is_the_divisor():
     summed = {"w": jnp.full(2, 1_000.0)}
     for sampling, expected in ((WITHOUT_SIZE, 2.0), (DERIVED, 1_000 / 543.21)):
         noiseless = gaussian_mechanism(sampling, noise_multiplier=0.0, num_steps=10)
@@ -75,11 +75,11 @@ def test_divisor_given_is_the_one_used():
     ],
     ids=["divisor", "truncated", "sgld", "composition"],
 )
-def test_what_is_computed_from_the_size_is_a_caveat(mechanism):
+def test_caveats_name_size_constants(mechanism):
     assert_said_to_be_public(mechanism.certificate(1e-3))
 
 
-def test_variational_inference_scales_by_the_size():
+def test_caveats_of_dpsvi_name_the_scale():
     def model(y):
         mean = numpyro.sample("mean", dist.Normal(0, 1))
         with numpyro.plate("records", len(y)):
@@ -95,7 +95,7 @@ def test_variational_inference_scales_by_the_size():
 
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
-def test_where_neighbours_are_of_one_size_it_is_public_and_no_caveat(adjacency):
+def test_is_size_public_by_adjacency(adjacency):
     for sampling in (DERIVED, WITHOUT_SIZE, ShuffledEpochs(N, 500)):
         certificate = gaussian(sampling, adjacency).certificate(1e-5)
         assert certificate.guarantee.is_size_public
@@ -104,7 +104,7 @@ def test_where_neighbours_are_of_one_size_it_is_public_and_no_caveat(adjacency):
         assert IN_WORDS in " ".join(str(certificate).split())
 
 
-def test_zeroing_a_record_costs_what_removing_it_does():
+def test_certificate_of_zero_out():
     removed, zeroed = (
         gaussian(DERIVED, adjacency).certificate(1e-5) for adjacency in ("add_remove", "zero_out")
     )
@@ -113,14 +113,14 @@ def test_zeroing_a_record_costs_what_removing_it_does():
     assert [e.epsilon for e in removed.estimates] == [e.epsilon for e in zeroed.estimates]
 
 
-def test_one_statistic_has_the_line_too():
+def test_certificate_of_a_statistic_states_size():
     count = Gaussian(of_count(norm="l2", adjacency="add_remove"), 3.0).certificate(1e-5)
     assert not count.guarantee.is_size_public
     mean = of_mean((0, 1), 50, norm="l2", adjacency="zero_out")
     assert Gaussian(mean, 1.0).certificate(1e-5).guarantee.is_size_public
 
 
-def test_bdp_cost_of_zeroing_a_record_is_that_of_removing_it():
+def test_bdp_cost_of_zero_out():
     norms = jnp.array([[0.2, 0.7, 3.0]])
     costs = [
         bdp.update(bdp.init(gaussian(DERIVED, adjacency)), norms).costs
@@ -131,7 +131,7 @@ def test_bdp_cost_of_zeroing_a_record_is_that_of_removing_it():
         bdp.update(bdp.init(gaussian(DERIVED, "replace_one")), norms)
 
 
-def test_rate_of_a_batch_size_over_n_is_found_whatever_it_rounds_to():
+def test_size_constants_of_rounded_rates():
     n, batch_size = 1_161, 100
     assert batch_size / n * n != batch_size
     given = PoissonSampling(n, batch_size / n, expected_batch_size=batch_size)

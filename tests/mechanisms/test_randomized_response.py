@@ -30,7 +30,7 @@ def answers(used, truth, seed=0):
 
 
 @pytest.mark.parametrize("used", [COINS, FIVE])
-def test_answers_have_the_stated_probabilities(used):
+def test_release_probabilities(used):
     k, keep = used.num_categories, used.keep_probability
     for truth in (0, k - 1):
         drawn = answers(used, truth)
@@ -43,7 +43,7 @@ def test_answers_have_the_stated_probabilities(used):
 
 
 @pytest.mark.parametrize("used", [COINS, FIVE])
-def test_epsilon_is_the_log_ratio_of_the_probabilities(used):
+def test_pure_epsilon_and_certificate(used):
     k, keep = used.num_categories, used.keep_probability
     other = (1 - keep) / k
     assert used.pure_epsilon == pytest.approx(math.log((keep + other) / other))
@@ -58,7 +58,7 @@ def test_epsilon_is_the_log_ratio_of_the_probabilities(used):
 
 
 @pytest.mark.parametrize("used", [COINS, FIVE])
-def test_no_attack_beats_the_event_and_a_broken_mechanism_is_beaten(used):
+def test_release_attacked_epsilon(used):
     outcomes = [lambda x, j=j: x == j for j in range(used.num_categories)]
     ones, others = answers(used, 0, 1), answers(used, 1, 2)
     attacked = attacked_epsilon(ones, others, outcomes)
@@ -70,7 +70,7 @@ def test_no_attack_beats_the_event_and_a_broken_mechanism_is_beaten(used):
 
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 6.0, 30.0])
 @pytest.mark.parametrize("k", [2, 10])
-def test_truth_is_told_as_often_as_epsilon_allows(epsilon, k):
+def test_from_epsilon_and_with_privacy_factor(epsilon, k):
     used = RandomizedResponse.from_epsilon(k, epsilon=epsilon, adjacency="replace_one")
     assert used.pure_epsilon == pytest.approx(epsilon, rel=1e-3 if epsilon > 20 else 1e-12)
     assert used.with_privacy_factor(2.0).pure_epsilon == pytest.approx(
@@ -78,7 +78,7 @@ def test_truth_is_told_as_often_as_epsilon_allows(epsilon, k):
     )
 
 
-def test_calibration_reaches_the_target():
+def test_calibrate_randomized_response():
     found = calibrate(FIVE, epsilon=0.5, delta=1e-6)
     assert 0.495 <= found.pure_epsilon <= 0.5 * (1 + 1e-4)
     assert found.num_categories == 5
@@ -88,7 +88,7 @@ def people(shares, size):
     return jnp.asarray(np.repeat(np.arange(len(shares)), np.multiply(shares, size).astype(int)))
 
 
-def test_two_coins_are_debiased_by_the_textbook_rule():
+def test_frequencies_of_two_coins():
     drawn = release(COINS)(jax.random.key(3), people((0.7, 0.3), MANY))
     estimate, error = jax.jit(COINS.frequencies)(drawn)
     assert float(estimate[1]) == pytest.approx(2 * float(drawn.mean()) - 0.5, abs=1e-6)
@@ -108,7 +108,7 @@ def surveys():
     return jax.jit(jax.vmap(lambda key: FIVE.release(key, asked)))(keys)
 
 
-def test_frequencies_are_unbiased_and_their_errors_true(surveys):
+def test_frequencies_are_unbiased(surveys):
     estimates, errors = jax.jit(jax.vmap(FIVE.frequencies))(surveys)
     deviation = estimates.std(axis=0)
     # five standard errors of a mean for five categories: false alarm 3e-6
@@ -121,7 +121,7 @@ def test_frequencies_are_unbiased_and_their_errors_true(surveys):
     assert abs(naive - SHARES[0]) / (float(deviation[0]) / np.sqrt(4000)) > 100
 
 
-def test_confidence_intervals_have_about_their_nominal_coverage(surveys):
+def test_confidence_interval_coverage(surveys):
     interval = jax.jit(jax.vmap(lambda drawn: FIVE.confidence_interval(drawn, 0.95)))
     low, high = interval(surveys)
     truth = np.array(SHARES)
@@ -133,7 +133,7 @@ def test_confidence_intervals_have_about_their_nominal_coverage(surveys):
     assert not coverage_is_at_least(0.93, narrow)
 
 
-def test_answers_out_of_range_count_as_the_nearest_category():
+def test_release_of_answers_out_of_range():
     key = jax.random.key(6)
     odd = release(FIVE)(key, jnp.full(MANY, 77))
     assert set(np.asarray(odd).tolist()) == set(range(5))
@@ -142,18 +142,18 @@ def test_answers_out_of_range_count_as_the_nearest_category():
     np.testing.assert_array_equal(below, release(FIVE)(key, jnp.full(MANY, 0)))
 
 
-def test_booleans_are_two_categories():
+def test_release_of_booleans():
     key = jax.random.key(7)
     truth = jnp.arange(MANY) % 2
     np.testing.assert_array_equal(release(COINS)(key, truth == 1), release(COINS)(key, truth))
 
 
-def test_people_are_randomized_each_on_their_own():
+def test_release_is_independent():
     one, two = answers(COINS, 0).reshape(2, -1)
     assert abs(np.corrcoef(one, two)[0, 1]) < 6 / math.sqrt(MANY / 2)
 
 
-def test_keep_probability_near_one_is_not_rounded_to_one():
+def test_release_at_keep_probability_near_one():
     # In float32 it would be one: every answer the truth, under a finite epsilon. The probability
     # of no swap in 50,000 answers is exp(-50,000 * 0.0003), below 1e-6.
     keep = 1 - 3e-4

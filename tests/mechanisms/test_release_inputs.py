@@ -37,7 +37,7 @@ def every_mechanism(shape=(3,)):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("used", every_mechanism((4,)), ids=lambda used: type(used).__name__)
-def test_batch_of_keys_and_values_is_released_as_one_by_one(used):
+def test_release_of_batches_under_vmap_and_scan(used):
     keys = jax.random.split(KEY, 5)
     values = jnp.arange(20).reshape(5, 4) % 3
     together = jax.jit(jax.vmap(used.release))(keys, values)
@@ -54,13 +54,13 @@ def test_batch_of_keys_and_values_is_released_as_one_by_one(used):
             np.testing.assert_array_equal(np.asarray(released, alone.dtype), alone)
 
 
-def test_large_array_is_released_under_jit():
+def test_release_of_large_arrays_under_jit():
     released = jax.jit(mechanism(Laplace, shape=(3, 50_000)).release)(KEY, jnp.zeros((3, 50_000)))
     assert np.unique(released).size > 140_000  # and the callback returns at all
 
 
 @pytest.mark.parametrize("used", every_mechanism(), ids=lambda used: type(used).__name__)
-def test_64_bits_reach_a_thread_without_them(used):
+def test_release_of_64_bits_on_other_threads(used):
     """JAX enables 64 bits for a thread, and may run a callback on another one."""
     wide = np.array([2**40 + 1, 2**40 - 3, 2**40 + 1])
     value = wide % 3 if isinstance(used, RandomizedResponse) else wide
@@ -74,7 +74,7 @@ def test_64_bits_reach_a_thread_without_them(used):
                 np.testing.assert_array_equal(released(KEY, given), alone)
 
 
-def test_second_call_does_not_compile():
+def test_release_compiles_once():
     traced = []
     release = jax.jit(
         lambda key, value: traced.append(1) or mechanism(Gaussian).release(key, value)
@@ -89,13 +89,13 @@ def test_second_call_does_not_compile():
     [1j, np.ones(2, complex), "3", ["a"], np.array([1, "x"], object), np.array([None]), KEY, b"1"],
 )
 @pytest.mark.parametrize("cls", CLASSES)
-def test_what_is_no_array_of_real_numbers_is_refused(cls, value):
+def test_release_refuses_what_is_not_real(cls, value):
     with pytest.raises(ValueError, match=r"(value|utilities) must be|could not convert"):
         mechanism(cls).release(KEY, value)
 
 
 @pytest.mark.parametrize("used", every_mechanism(), ids=lambda used: type(used).__name__)
-def test_masked_arrays_are_refused(used):
+def test_release_refuses_masked_arrays(used):
     masked = np.ma.masked_equal([1, 2, 1], 2)
     with pytest.raises(ValueError, match=r"must be an array without a mask.*numpy\.ma\.filled"):
         used.release(KEY, masked)
@@ -117,7 +117,7 @@ def test_masked_arrays_are_refused(used):
     ],
     ids="beyond_float64 beyond_int64 rounded_by_float64 beyond_uint64 numpy jax".split(),
 )
-def test_integers_beside_floats_are_selected_exactly(cls, utilities):
+def test_selection_of_integers_beside_floats(cls, utilities):
     used = mechanism(cls, scale=100.0, shape=(len(utilities),))
     assert used.release(KEY, utilities) == 0
     assert used.release(KEY, utilities[::-1]) == len(utilities) - 1
@@ -130,7 +130,7 @@ def test_integers_beside_floats_are_selected_exactly(cls, utilities):
     assert {int(three.release(key, [2**2000, 1.5, 2**2000])) for key in keys} == {0, 2}
 
 
-def test_numeric_pandas_columns_are_taken():
+def test_release_of_pandas_columns():
     pandas = pytest.importorskip("pandas")
     column = pandas.Series([1, 2, 10**18])
     exact_noise = mechanism(DiscreteLaplace).release(KEY, np.zeros(3, int))
@@ -141,14 +141,14 @@ def test_numeric_pandas_columns_are_taken():
 
 
 @pytest.mark.parametrize("cls", [Laplace, Gaussian])
-def test_what_is_not_finite_is_released_as_zero(cls):
+def test_release_of_nonfinite_is_that_of_zero(cls):
     used = mechanism(cls, shape=(4,))
     strange = used.release(KEY, np.array([np.nan, np.inf, -np.inf, 1.0]))
     np.testing.assert_array_equal(strange, used.release(KEY, np.array([0.0, 0.0, 0.0, 1.0])))
 
 
 @pytest.mark.parametrize("cls", [NoisyMax, ExponentialMechanism])
-def test_candidates_without_a_finite_utility_are_excluded(cls):
+def test_selection_excludes_nonfinite_utilities(cls):
     keys = jax.random.split(KEY, 300)
 
     def selected(utilities):
@@ -160,7 +160,7 @@ def test_candidates_without_a_finite_utility_are_excluded(cls):
 
 
 @pytest.mark.parametrize("exponent", [-80, -32, 0, 7, 100])
-def test_units_are_within_half_a_unit_of_the_value(exponent):
+def test_to_units_rounds_to_nearest(exponent):
     values = [0.0, 1.0, -0.3, 1e300, -1e-300, 2.0**62, 3e18, 5e-324]
     for array in (np.array(values), np.array([10**30, -7], object), np.array([2**63 - 1, 5])):
         units = to_units(array, exponent)
@@ -172,7 +172,7 @@ def test_units_are_within_half_a_unit_of_the_value(exponent):
 
 @pytest.mark.parametrize("scale", [1e-300, 0.3, 1.0, 7e20])
 @pytest.mark.parametrize("entries", [1, 1000, 10**6])
-def test_noise_is_larger_than_stated_by_less_than_a_billionth(scale, entries):
+def test_grid_noise_scale_is_slightly_enlarged(scale, entries):
     grid = grid_for(scale, 0.7 * scale, entries)
     enlarged = grid.noise_scale() * as_fraction(2) ** grid.exponent / as_fraction(scale)
     rounding = entries * as_fraction(2) ** grid.exponent / as_fraction(0.7 * scale)
@@ -186,7 +186,7 @@ def test_noise_is_larger_than_stated_by_less_than_a_billionth(scale, entries):
 @pytest.mark.parametrize("rounding", [0.0, SUM_ROUNDING, 1e-3])
 @pytest.mark.parametrize("scale", [2.0**-1022, 0.3, 1e308])
 @pytest.mark.parametrize("moved_units", [1, 1001, 2**40])
-def test_scale_covers_the_rounding_of_sums_and_to_the_grid(scale, moved_units, rounding):
+def test_grid_scale_covers_rounding(scale, moved_units, rounding):
     for sensitivity in (2.0**-1022, scale, 1e308):
         grid = grid_for(scale, sensitivity, moved_units, rounding)
         spacing = as_fraction(2) ** grid.exponent
@@ -199,7 +199,7 @@ def test_scale_covers_the_rounding_of_sums_and_to_the_grid(scale, moved_units, r
 
 @pytest.mark.parametrize("entries", [1, 2**14])
 @pytest.mark.parametrize("cls", [Laplace, Gaussian])
-def test_rounding_every_entry_to_the_grid_is_within_epsilon(cls, entries, monkeypatch):
+def test_release_noise_covers_rounding_of_every_entry(cls, entries, monkeypatch):
     """Neighbours that rounding to the grid moves apart by nearly one unit more in every entry.
 
     Their distance in units is at most the scale of the noise, for a scale of the sensitivity.
@@ -232,7 +232,7 @@ def test_rounding_every_entry_to_the_grid_is_within_epsilon(cls, entries, monkey
     assert entries == 1 or spread * (units + 1) > math.ceil(sensitivity / spacing) + 2
 
 
-def test_discrete_noise_of_the_enlarged_scale_is_below_the_continuous_curve():
+def test_enlarged_discrete_noise_is_below_continuous_curve():
     """The proof in `dpjax.mechanisms._exact_noise`, in numbers, on grids coarse enough to see."""
     for units, scale in ((3, 2.0), (10, 4.0), (40, 40.0)):
         for last, below in ((1.0, True), (0.0, False)):
@@ -248,7 +248,7 @@ def test_discrete_noise_of_the_enlarged_scale_is_below_the_continuous_curve():
 
 
 @pytest.mark.parametrize("answers", [2**70, [-(2**70), 1]])
-def test_answer_beyond_int64_becomes_a_category(answers):
+def test_randomized_response_beyond_int64(answers):
     released = RandomizedResponse(3, 0.4, "replace_one").release(KEY, answers)
     assert released.shape == np.shape(answers)
     assert np.isin(released, range(3)).all()

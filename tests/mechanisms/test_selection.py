@@ -52,7 +52,7 @@ def winners(used, utilities=UTILITIES, seed=0):
 
 
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
-def test_winners_have_the_stated_probabilities(cls):
+def test_release_probabilities(cls):
     drawn = winners(mechanism(cls))
     exact = WINNERS[cls](UTILITIES, 2.0)
     assert drawn.dtype == np.int32
@@ -66,7 +66,7 @@ def test_winners_have_the_stated_probabilities(cls):
     assert chi_square_p(drawn, other.__getitem__, cells) < FALSE_ALARM
 
 
-def test_gumbel_noise_is_the_exponential_mechanism():
+def test_log_probabilities_are_softmax():
     used = mechanism(ExponentialMechanism)
     np.testing.assert_allclose(
         np.exp(used.log_probabilities(UTILITIES)), softmax(UTILITIES, 2.0), rtol=1e-5
@@ -78,7 +78,7 @@ OPPOSITE = [(g, -g) for g in (0.0, 3.0, 30.0)]
 
 
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
-def test_epsilon_is_never_exceeded_and_nearly_reached(cls):
+def test_pure_epsilon_is_tight(cls):
     used, probabilities = mechanism(cls), WINNERS[cls]
     ratios = []
     for better, worse in OPPOSITE:
@@ -90,7 +90,7 @@ def test_epsilon_is_never_exceeded_and_nearly_reached(cls):
 
 
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
-def test_monotone_utilities_cost_half(cls):
+def test_pure_epsilon_of_monotone_utilities(cls):
     used, probabilities = mechanism(cls, monotone=True), WINNERS[cls]
     ratios = []
     for gap in (0.0, 3.0, 30.0):
@@ -107,7 +107,7 @@ def test_monotone_utilities_cost_half(cls):
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
-def test_certificate_is_the_pure_epsilon(cls, adjacency):
+def test_certificate_is_pure_epsilon(cls, adjacency):
     for monotone, times in ((False, 2), (True, 1)):
         used = mechanism(cls, adjacency=adjacency, monotone=monotone)
         assert used.pure_epsilon == times * 0.5
@@ -117,7 +117,7 @@ def test_certificate_is_the_pure_epsilon(cls, adjacency):
 
 
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
-def test_noise_for_an_epsilon(cls):
+def test_from_epsilon_and_calibrate(cls):
     votes = sensitivity.of_histogram(3, norm="linf", adjacency="replace_one")
     used = cls.from_epsilon(votes, epsilon=0.1, unit="one teacher")
     assert (used.scale, used.unit) == (20.0, "one teacher")
@@ -127,7 +127,7 @@ def test_noise_for_an_epsilon(cls):
     assert 20.0 * (1 - 1e-4) <= found.scale <= 20.0 * 1.01
 
 
-def test_tail_of_the_exponential_mechanism_is_exact():
+def test_release_tail_probabilities():
     used = mechanism(ExponentialMechanism)
     drawn = winners(used, (0.0, -12.0, -12.0, -16.0), seed=3)
     exact = softmax((0.0, -12.0, -12.0, -16.0), 2.0)  # 250, 250 and 33 expected in 100,000
@@ -140,7 +140,7 @@ def test_tail_of_the_exponential_mechanism_is_exact():
 
 @pytest.mark.parametrize("ratio", [2.0**20, 2.0**29, 2.0**30, 2.0**60])
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
-def test_scale_of_many_sensitivities_keeps_the_probabilities(cls, ratio):
+def test_release_at_large_scales(cls, ratio):
     """Utilities below 2^62 units of the grid, and a scale whose multiples int64 does not hold."""
     utilities = (1.9, 0.2, 1.0)
     used = cls(Sensitivity(1.0 / ratio, "linf", "replace_one", shape=(3,)), 2.0)
@@ -153,7 +153,7 @@ def test_scale_of_many_sensitivities_keeps_the_probabilities(cls, ratio):
     assert chi_square_p(drawn, quieter.__getitem__, range(2)) < FALSE_ALARM
 
 
-def test_thousands_of_candidates_are_selected_exactly():
+def test_release_of_thousands_of_candidates():
     # one of 10,000 has half of all probability
     utilities = np.zeros(10_000)
     utilities[77] = 2.0 * math.log(9_999)

@@ -151,7 +151,7 @@ def have_deviations(noise, expected):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_noise_is_pairwise_independent_and_of_the_events_scale(name):
+def test_release_noise_is_independent_and_of_event_scale(name):
     release, expected = CASES[name]()
     noise = noises(release)
     assert noise.shape == (MANY, len(expected))
@@ -175,14 +175,14 @@ def test_noise_is_pairwise_independent_and_of_the_events_scale(name):
         ("symmetric, laplace", additive),
     ],
 )
-def test_power_one_key_for_all_arrays_is_seen(name, module, monkeypatch):
+def test_power_one_key_for_all_arrays(name, module, monkeypatch):
     monkeypatch.setattr(module, "derive", lambda words, count: [words] * count)
     release, _ = CASES[name]()
     assert not are_independent(noises(release))
 
 
 @pytest.mark.parametrize("swap", [(0, 2), (1, 2), (2, 1), (2, 0), (1, 0)])
-def test_power_another_parts_scale_in_adassp_is_seen(swap, monkeypatch):
+def test_power_swapped_scales_of_adassp(swap, monkeypatch):
     to, source = swap
     used = AdaSSP.parts.fget
 
@@ -225,7 +225,7 @@ def choice_probabilities(bounds, factor=1.0):
     return weights / weights.sum()
 
 
-def test_both_choices_of_private_bounds_have_the_certified_noise_of_their_own():
+def test_private_bounds_choices_are_independent():
     bounds, (at_x, at_y) = positions()
     for at in (at_x, at_y):
         exact = choice_probabilities(bounds)
@@ -241,13 +241,13 @@ def test_both_choices_of_private_bounds_have_the_certified_noise_of_their_own():
         assert choice.pure_epsilon == pytest.approx(bounds.epsilon / 2)
 
 
-def test_power_one_key_for_both_choices_is_seen(monkeypatch):
+def test_power_one_key_for_both_choices(monkeypatch):
     monkeypatch.setattr(private_bounds, "derive", lambda words, count: [words] * count)
     _, (at_x, at_y) = positions.__wrapped__()
     np.testing.assert_array_equal(at_x, at_y)
 
 
-def test_wishart_clips_both_features_and_target():
+def test_wishart_clips_features_and_target():
     used = WishartNoise(BOUNDS, 2, degrees_of_freedom=12, scale=2.0, adjacency="add_remove")
     key = jax.random.key(0)
     x, y = np.array([[100.0, 0.0]]), np.array([50.0])
@@ -258,6 +258,6 @@ def test_wishart_clips_both_features_and_target():
     assert abs(float(far.yty - moved.yty) - 4.0) < 1e-3  # the target's bound, squared
 
 
-def test_lanes_of_one_key_are_all_different():
+def test_lanes_of_one_key_are_different():
     words = _exact_noise.RandomWords(np.array([5, 6], np.uint32), 1000)
     assert np.unique(words.draw(np.arange(1000))).size == 1000

@@ -23,7 +23,7 @@ def unit_sensitivity_event(event, adjacency):
 
 
 @given(value=SIZES, scale=SIZES, adjacency=ADJACENCIES)
-def test_accountants_see_noise_over_the_sensitivity_as_it_is_stated(value, scale, adjacency):
+def test_event_states_noise_over_sensitivity(value, scale, adjacency):
     for mechanism, norm in ((Gaussian, "l2"), (Laplace, "l1")):
         event = mechanism(Sensitivity(value, norm, adjacency), scale).event
         seen = unit_sensitivity_event(event, adjacency).noise_multiplier
@@ -31,7 +31,7 @@ def test_accountants_see_noise_over_the_sensitivity_as_it_is_stated(value, scale
 
 
 @given(value=st.integers(1, 4096), scale=st.floats(0.01, 1e4), adjacency=ADJACENCIES)
-def test_so_do_they_of_discrete_noise_even_if_it_is_odd(value, scale, adjacency):
+def test_event_of_discrete_noise(value, scale, adjacency):
     event = discrete_laplace_event(Sensitivity(value, "l1", adjacency), scale)
     seen = unit_sensitivity_event(event, adjacency)
     assert seen == DiscreteLaplaceDpEvent(1 / scale, value)
@@ -39,7 +39,7 @@ def test_so_do_they_of_discrete_noise_even_if_it_is_odd(value, scale, adjacency)
 
 
 @given(value=st.integers(4097, 10**12), adjacency=ADJACENCIES)
-def test_fine_grid_is_stated_on_a_coarser_one_that_is_hardly_worse(value, adjacency):
+def test_discrete_laplace_event_of_fine_grid(value, adjacency):
     event = discrete_laplace_event(Sensitivity(value, "l1", adjacency), value / 0.5)
     seen = unit_sensitivity_event(event, adjacency)
     assert 2048 <= seen.sensitivity <= 4096
@@ -55,7 +55,7 @@ def discrete_delta(parameter, sensitivity, epsilon):
 
 
 @pytest.mark.parametrize("step", [2, 3, 5])
-def test_coarser_grid_has_the_same_deltas_or_larger(step):
+def test_discrete_laplace_event_coarsens_conservatively(step):
     fine, coarse = (0.01, 30 * step), (0.01 * step, 30)
     total = 0.3 * step
     for epsilon in np.linspace(0, total, 61 * step):
@@ -68,7 +68,7 @@ def test_coarser_grid_has_the_same_deltas_or_larger(step):
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 5.0])
-def test_pure_privacy_is_binary_randomized_response(epsilon, adjacency):
+def test_pure_dp_event_is_binary_randomized_response(epsilon, adjacency):
     seen = unit_sensitivity_event(pure_dp_event(epsilon, adjacency), adjacency)
     assert seen.sensitivity == 1
     assert seen.noise_parameter == pytest.approx(epsilon, rel=1e-15)
@@ -78,7 +78,7 @@ def test_pure_privacy_is_binary_randomized_response(epsilon, adjacency):
         assert discrete_delta(epsilon, 1, smaller) == pytest.approx(exact, rel=1e-9)
 
 
-def test_half_a_whole_number_is_refused_where_nothing_doubles_it():
+def test_decompose_refuses_half_integer_sensitivity():
     event = DiscreteLaplaceDpEvent(1.0, 1.5)
     assert unit_sensitivity_event(event, "replace_one").sensitivity == 3
     with pytest.raises(UnsupportedEventError, match=r"sensitivity of 1.5 is not a whole number"):

@@ -99,7 +99,7 @@ def mechanisms(statistic, norm):
     return made + [cls.from_epsilon(moves, **targets) for cls in calibrated]
 
 
-def test_every_mechanism_of_a_statistic_is_tried():
+def test_tables_have_every_mechanism_of_a_statistic():
     public = [getattr(dpjax.mechanisms, name) for name in dpjax.mechanisms.__all__]
     classes = [each for each in public if isinstance(each, type)]
     of_statistics = {cls for cls in classes if issubclass(cls, AdditiveNoise | Selection)}
@@ -108,7 +108,7 @@ def test_every_mechanism_of_a_statistic_is_tried():
 
 @pytest.mark.parametrize("norm", BY_NORM)
 @pytest.mark.parametrize("statistic", STATISTICS)
-def test_only_a_value_of_the_stated_shape_is_released(statistic, norm):
+def test_release_refuses_other_shapes(statistic, norm):
     stated, right, wrong = STATISTICS[statistic]
     if norm == "linf" and np.ndim(right) != 1:
         with pytest.raises(ValueError, match="sensitivity's shape must be"):
@@ -126,7 +126,7 @@ def test_only_a_value_of_the_stated_shape_is_released(statistic, norm):
                 mechanism.release(KEY, value)
 
 
-def test_error_names_argument_shapes_and_remedy():
+def test_release_error_names_shapes_and_remedy():
     mean = of_mean((0, 99), 5, norm="l2", adjacency="replace_one")
     message = (
         r"value must be of shape \(\), which its sensitivity states, got shape \(5,\): release the"
@@ -140,7 +140,7 @@ def test_error_names_argument_shapes_and_remedy():
 
 
 @pytest.mark.parametrize("cls", [Laplace, DiscreteGaussian, NoisyMax])
-def test_shapes_under_jit_and_vmap_are_those_of_one_release(cls):
+def test_release_shapes_under_jit_and_vmap(cls):
     moves, keys = of_histogram(3, norm=cls.norm, adjacency="zero_out"), jax.random.split(KEY, 4)
     release, values = cls(moves, 2.0).release, jnp.arange(12).reshape(4, 3)
     expected = () if cls is NoisyMax else (3,)
@@ -154,7 +154,7 @@ def test_shapes_under_jit_and_vmap_are_those_of_one_release(cls):
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "zero_out", "replace_one"])
-def test_symmetric_releases_have_the_shape_of_the_triangle(adjacency):
+def test_release_symmetric_shapes(adjacency):
     matrix, stack = np.eye(3), np.ones((2, 3, 3))
     ball, box = (
         of_second_moment(1.0, num_features=3, adjacency=adjacency),
@@ -243,14 +243,14 @@ ENTRY_POINTS = {
 
 
 @pytest.mark.parametrize("name", ENTRY_POINTS)
-def test_entry_points_refuse_statistics_of_another_shape(name):
+def test_entry_points_refuse_other_shapes(name):
     entry_point, fits, other = ENTRY_POINTS[name]
     entry_point(fits)
     with pytest.raises(ValueError, match=r"must be .*(shape|\(\d|parameters)"):
         entry_point(other)
 
 
-def test_parts_of_composed_mechanisms_state_their_own_shapes():
+def test_composed_mechanisms_state_shapes():
     parts = Composition(
         (*perturbed().composition.mechanisms, *ADASSP.composition.mechanisms)
     ).mechanisms

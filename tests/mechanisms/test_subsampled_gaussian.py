@@ -54,7 +54,7 @@ def std_p(noise: np.ndarray, std: float) -> float:
     return 2 * min(tails)
 
 
-def test_event_and_releases_follow_from_the_fields():
+def test_event_follows_from_fields():
     described = mechanism()
     step = PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0))
     assert described.event == SelfComposedDpEvent(step, 4)
@@ -62,19 +62,19 @@ def test_event_and_releases_follow_from_the_fields():
     assert described.unit == "one record"
 
 
-def test_noise_is_the_multiplier_times_the_clip_bound():
+def test_noise_scale():
     # False alarm 1e-6 a step; the same assertion fails with five per cent too little.
     for noise in noises(mechanism(), 4):
         assert std_p(noise, 2.0 * 0.5) > 1e-6
         assert std_p(0.95 * noise, 2.0 * 0.5) < 1e-6
 
 
-def test_noise_follows_the_total_of_per_layer_bounds():
+def test_noise_scale_of_per_layer_bounds():
     (noise,) = noises(mechanism(l2_clip=[0.3, 0.4], noise_multiplier=3.0), 1)
     assert std_p(noise, 3.0 * 0.5) > 1e-6
 
 
-def test_every_step_of_a_tuple_has_its_own_noise_in_update_and_event():
+def test_noise_of_each_step_in_update_and_event():
     sigmas = (4.0, 4.0, 1.0)
     described = mechanism(noise_multiplier=sigmas, num_steps=3)
     for noise, sigma in zip(noises(described, 3), sigmas, strict=True):
@@ -83,13 +83,13 @@ def test_every_step_of_a_tuple_has_its_own_noise_in_update_and_event():
     assert described.event == ComposedDpEvent([SelfComposedDpEvent(strong, 2), weak])
 
 
-def test_no_noise_is_used_twice():
+def test_noise_of_steps_differs():
     first, second = noises(mechanism(), 2)
     assert abs(np.corrcoef(first, second)[0, 1]) < 6 / np.sqrt(COORDINATES)
 
 
 @pytest.mark.parametrize("sigma", [0.0, 2.0, (1.0, 2.0)])
-def test_what_was_not_described_is_not_released(sigma):
+def test_noise_past_num_steps_is_nan(sigma):
     described = mechanism(noise_multiplier=sigma, num_steps=2)
     one, two, three, four = noises(described, 4)
     assert np.isfinite(one).all()
@@ -98,7 +98,7 @@ def test_what_was_not_described_is_not_released(sigma):
     assert np.isnan(four).all()
 
 
-def test_private_optimizer_divides_the_noisy_sum_by_the_expected_batch_size():
+def test_private_optimizer_divides_by_expected_batch_size():
     described = mechanism(noise_multiplier=0.0)
     optimizer = described.private_optimizer(optax.sgd(0.5), key=jax.random.key(0))
     params = jnp.zeros(2)
@@ -106,12 +106,12 @@ def test_private_optimizer_divides_the_noisy_sum_by_the_expected_batch_size():
     np.testing.assert_allclose(updates, [-1.5, 0.2], rtol=1e-6)
 
 
-def test_sensitivity_is_one_or_two_clips():
+def test_sensitivity_by_adjacency():
     assert mechanism().sensitivity == 0.5
     assert mechanism(adjacency="replace_one").sensitivity == 1.0
 
 
-def test_prefix_is_the_same_run_stopped_early():
+def test_first_steps_is_a_prefix():
     described = mechanism(noise_multiplier=(4.0, 3.0, 2.0, 1.0))
     stopped = described.first_steps(2)
     assert (stopped.num_steps, stopped.noise_multiplier) == (2, (4.0, 3.0))
@@ -124,7 +124,7 @@ def test_prefix_is_the_same_run_stopped_early():
             described.first_steps(num_steps)
 
 
-def test_noise_is_scaled_in_every_step():
+def test_with_privacy_factor_scales_every_step():
     assert mechanism().with_privacy_factor(1.5) == mechanism(noise_multiplier=3.0)
     scaled = mechanism(noise_multiplier=(1.0, 2.0, 3.0, 4.0)).with_privacy_factor(2.0)
     assert scaled.noise_multiplier == (2.0, 4.0, 6.0, 8.0)
@@ -149,12 +149,12 @@ def test_noise_is_scaled_in_every_step():
         ({"sampling": ShuffledEpochs(10, 2)}, "'replace_one' or 'zero_out' for Shuffled"),
     ],
 )
-def test_what_makes_no_mechanism_is_refused(fields, words):
+def test_subsampled_gaussian_refuses(fields, words):
     with pytest.raises(ValueError, match=words):
         mechanism(**fields)
 
 
-def test_description_has_every_number():
+def test_guarantee_describes_every_number():
     words = mechanism(
         noise_multiplier=(2.0, 2.0, 2.0, 3.0), l2_clip={"a": 3.0, "b": 4.0}
     ).guarantee.description
@@ -182,7 +182,7 @@ def exact_gaussian_epsilon(mu: float, delta: float) -> float:
         (ShuffledEpochs(50, 50), "replace_one", 2),
     ],
 )
-def test_certificate_of_full_batches_is_the_gaussians_own(sampling, adjacency, clips):
+def test_certificate_of_full_batches(sampling, adjacency, clips):
     sigmas = (3.0, 3.0, 4.0, 5.0)
     described = mechanism(sampling=sampling, noise_multiplier=sigmas, adjacency=adjacency)
     certificate = described.certificate(1e-5)
@@ -192,7 +192,7 @@ def test_certificate_of_full_batches_is_the_gaussians_own(sampling, adjacency, c
     assert certificate.accountant == "pld"
 
 
-def test_certificates_name_what_gives_the_guarantee():
+def test_certificate_names_accountant():
     samplers = (
         PoissonSampling(100, 0.1),
         TruncatedPoissonSampling(100, 0.1, truncated_batch_size=20),
@@ -210,5 +210,5 @@ def test_certificates_name_what_gives_the_guarantee():
     assert max(poisson, truncated) < shuffled
 
 
-def test_without_noise_nothing_is_guaranteed():
+def test_certificate_without_noise():
     assert mechanism(noise_multiplier=(1.0, 0.0, 1.0, 1.0)).certificate(1e-5).epsilon == np.inf

@@ -20,7 +20,7 @@ ODD = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-45, 0.0, 5.0], np.float
     width=st.floats(0.2, 1e6),
     records=st.lists(ANY, min_size=4, max_size=4),
 )
-def test_no_clipped_record_is_outside_its_bounds(low, width, records):
+def test_clip_to_keeps_bounds(low, width, records):
     bounds = (low, low + width)
     clipped = np.asarray(clip_to(np.float32(records), bounds), np.float64)
     assert (clipped >= bounds[0]).all()
@@ -33,17 +33,17 @@ WITHIN = st.floats(-3, 7, width=32, allow_subnormal=False)
 
 @example(records=[-3.0, 7.0, 0.0, np.finfo(np.float32).tiny])
 @given(records=st.lists(WITHIN, min_size=4, max_size=4))
-def test_records_within_their_bounds_are_left_alone(records):
+def test_clip_to_keeps_records_within_bounds(records):
     np.testing.assert_array_equal(clip_to(np.float32(records), (-3, 7)), np.float32(records))
 
 
 @given(record=st.floats(-(2.0**-127), 2.0**-127, width=32))
-def test_subnormal_records_are_kept_or_become_zero(record):
+def test_clip_to_of_subnormal_records(record):
     assert float(clip_to(np.float32([record]), (-3, 7))[0]) in (0.0, record)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_bounds_are_rounded_inwards(dtype):
+def test_clip_to_rounds_bounds_inwards(dtype):
     # 0.1 and 0.3 are not floats: rounded to the nearest, one would leave the box.
     clipped = clip_to(jnp.array([-9, 9, jnp.nan], dtype), (0.1, 0.3))
     assert clipped.dtype == dtype
@@ -52,14 +52,14 @@ def test_bounds_are_rounded_inwards(dtype):
     assert 0.298 < high <= 0.3
 
 
-def test_record_that_is_no_number_moves_a_sum_no_farther_than_stated():
+def test_clip_to_of_nan_is_within_sensitivity():
     stated = of_sum((-3, 7), norm="l1", adjacency="replace_one").value
     sums = [float(clip_to(np.float32([1.0, odd]), (-3, 7)).sum()) for odd in ODD]
     assert np.isfinite(sums).all()
     assert max(sums) - min(sums) == stated
 
 
-def test_every_entry_has_its_own_bounds_and_integers_become_floats():
+def test_clip_to_bounds_of_each_entry():
     rows = jnp.array([[-50, 50], [50, -50]])
     clipped = clip_to(rows, ([-1, 0], [2, 9]))
     assert clipped.tolist() == [[-1.0, 9.0], [2.0, 0.0]]
@@ -68,12 +68,12 @@ def test_every_entry_has_its_own_bounds_and_integers_become_floats():
 
 
 @given(rows=st.lists(st.tuples(ANY, ANY), min_size=3, max_size=3))
-def test_no_clipped_row_is_longer_than_its_bound(rows):
+def test_clip_norm_to_keeps_bound(rows):
     clipped = np.asarray(clip_norm_to(np.float32(rows), 2.0), np.float64)
     assert np.linalg.norm(clipped, axis=1).max() <= 2.0 * (1 + 1e-6)
 
 
-def test_short_rows_are_left_alone_and_odd_ones_are_zero():
+def test_clip_norm_to_of_short_and_nonfinite_rows():
     rows = jnp.array([[0.3, 0.4], [jnp.nan, 0.1], [jnp.inf, 0.0], [6.0, 8.0]])
     np.testing.assert_allclose(
         clip_norm_to(rows, 5.0), [[0.3, 0.4], [0, 0], [0, 0], [3.0, 4.0]], rtol=1e-6
@@ -81,7 +81,7 @@ def test_short_rows_are_left_alone_and_odd_ones_are_zero():
 
 
 @given(record=st.floats(-3, 7), grid=st.sampled_from([0.1, 0.25, 1 / 3]), other=st.floats(-3, 7))
-def test_grid_keeps_bounds_and_order(record, grid, other):
+def test_to_grid_keeps_bounds_and_order(record, grid, other):
     low, high = to_grid((-3, 7), grid)
     units = to_grid([record, other], grid)
     assert units.dtype == np.int64
@@ -91,14 +91,14 @@ def test_grid_keeps_bounds_and_order(record, grid, other):
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, 1e300])
-def test_what_has_no_place_on_a_grid_is_refused(odd):
+def test_to_grid_refuses(odd):
     with pytest.raises(ValueError, match="records must be finite and below"):
         to_grid([1.0, odd], 0.1)
     with pytest.raises(ValueError, match="grid must be a finite number > 0"):
         to_grid([1.0], 0.0)
 
 
-def test_what_is_no_table_of_rows_is_refused():
+def test_clip_norm_to_refuses():
     with pytest.raises(ValueError, match=r"records must be rows of numbers, of shape \(n, d\)"):
         clip_norm_to(jnp.zeros(3), 1.0)
     with pytest.raises(ValueError, match="l2_bound must be a finite number > 0"):
@@ -110,7 +110,7 @@ def test_what_is_no_table_of_rows_is_refused():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_rows_of_half_precision_keep_their_bound_too(dtype):
+def test_clip_norm_to_of_half_precision(dtype):
     rows = jax.random.normal(jax.random.key(0), (400, 64)).astype(dtype)
     # In float16 the squares of rows as small as these are zero.
     for size, bound in ((1.0, 1.0), (1e-4, 1e-4)):
@@ -118,10 +118,10 @@ def test_rows_of_half_precision_keep_their_bound_too(dtype):
         assert np.linalg.norm(clipped, axis=1).max() <= bound * (1 + 1e-6)
 
 
-def test_bound_whose_square_underflows_is_refused():
+def test_clip_norm_to_refuses_underflowing_bound():
     with pytest.raises(ValueError, match="l2_bound must be at least 1e-12, got 1e-30"):
         clip_norm_to(jnp.array([[1e-25, 0.0]]), 1e-30)
 
 
-def test_whole_numbers_beyond_32_bits_are_clipped_for_what_they_are():
+def test_clip_to_of_integers_beyond_32_bits():
     assert clip_to(np.array([2**31, -(2**40)]), (-3, 7)).tolist() == [7.0, -3.0]

@@ -14,7 +14,7 @@ from dpjax.sensitivity import (
 )
 
 
-def test_each_lacks_one_record():
+def test_parallel_databases_lack_one_record():
     tree = {"x": jnp.arange(4.0), "y": jnp.arange(8).reshape(4, 2)}
     neighbours = parallel_databases(tree)
     assert neighbours["x"].shape == (4, 3)
@@ -23,7 +23,7 @@ def test_each_lacks_one_record():
             np.testing.assert_array_equal(neighbours[name][i], np.delete(tree[name], i, axis=0))
 
 
-def test_sum_mean_and_threshold_of_a_small_database():
+def test_empirical_sensitivity_of_small_database():
     database = jnp.array([1.0, 0.0, 1.0, 1.0, 0.0])
     queries = {"sum": jnp.sum, "mean": jnp.mean, "threshold": lambda x: x.sum() > 2}
     found = {
@@ -41,21 +41,21 @@ def test_sum_mean_and_threshold_of_a_small_database():
     records=st.lists(st.floats(-3, 7, width=32), min_size=6, max_size=6),
     norm=st.sampled_from(["l1", "l2", "linf"]),
 )
-def test_it_never_exceeds_the_true_sensitivity_of_a_sum(records, norm):
+def test_empirical_sensitivity_is_a_lower_bound(records, norm):
     rows = jnp.asarray(records).reshape(3, 2)
     found = empirical_sensitivity(lambda x: x.sum(axis=0), rows, norm=norm)
     stated = of_sum(([-3, -3], [7, 7]), norm=norm, adjacency="add_remove")
     assert found.value <= stated.value * (1 + 1e-5)
 
 
-def test_answers_may_be_trees_and_norms_run_over_all_of_them():
+def test_empirical_sensitivity_of_trees():
     rows = jnp.array([[3.0, 4.0], [0.0, 0.0]])
     query = lambda x: {"sum": x.sum(axis=0), "count": x.shape[0]}  # noqa: E731
     values = {n: empirical_sensitivity(query, rows, norm=n).value for n in ("l1", "l2", "linf")}
     assert values == pytest.approx({"l1": 8.0, "l2": 26**0.5, "linf": 4.0})
 
 
-def test_one_record_has_no_parallel_databases_to_compare():
+def test_parallel_databases_refuses_one_record():
     with pytest.raises(ValueError, match="records must be at least two records"):
         parallel_databases(jnp.zeros(1))
     with pytest.raises(ValueError, match="norm must be one of"):

@@ -16,7 +16,7 @@ BY_NORM = {
 }
 
 
-def test_clip_bound_is_what_the_adjacency_makes_the_sensitivity_of():
+def test_clip_bound_by_adjacency():
     assert Sensitivity(3.0, "l1", "add_remove").clip_bound == 3.0
     assert Sensitivity(3.0, "l1", "replace_one").clip_bound == 1.5
 
@@ -41,13 +41,13 @@ def test_clip_bound_is_what_the_adjacency_makes_the_sensitivity_of():
         ((1.0, "l1", "add_remove", False, (((2,),),)), "shape must be a tuple of whole numbers"),
     ],
 )
-def test_what_states_no_sensitivity_is_refused(fields, words):
+def test_sensitivity_refuses(fields, words):
     with pytest.raises(ValueError, match=words):
         Sensitivity(*fields)
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 0), ((3,), ()), (np.int64(3),)])
-def test_sensitivities_are_values(shape):
+def test_sensitivity_equality_hash_and_pickle(shape):
     """Equal and of equal hash if all fields are; as keys, and after pickling."""
     one = Sensitivity(2.0, "l2", "zero_out", shape=shape)
     same = Sensitivity(np.float64(2), "l2", "zero_out", False, shape)
@@ -63,18 +63,18 @@ def test_sensitivities_are_values(shape):
     assert {mechanisms.Gaussian(one, 1.0): 1}[mechanisms.Gaussian(same, 1.0)] == 1
 
 
-def test_statistic_of_one_array_has_one_shape():
+def test_shapes_of_one_array_and_of_trees():
     for shape, shapes in (((), ((),)), ((3,), ((3,),)), (((3,), ()), ((3,), ())), (((),), ((),))):
         assert Sensitivity(1.0, "l1", "add_remove", shape=shape).shapes == shapes
 
 
-def test_adjacency_and_norm_have_no_default():
+def test_sensitivity_fields_without_default():
     without = {f.name for f in dataclasses.fields(Sensitivity) if f.default is dataclasses.MISSING}
     assert without == {"value", "norm", "adjacency"}
 
 
 @pytest.mark.parametrize("norm", BY_NORM)
-def test_every_mechanism_takes_its_own_norm_and_nothing_else(norm):
+def test_mechanisms_refuse_other_norms(norm):
     for wanted, classes in BY_NORM.items():
         for cls in classes:
             if wanted == norm:
@@ -86,7 +86,7 @@ def test_every_mechanism_takes_its_own_norm_and_nothing_else(norm):
                 cls(Sensitivity(2.0, norm, "replace_one"), 3.0)
 
 
-def test_no_mechanism_takes_an_empirical_sensitivity():
+def test_mechanisms_refuse_empirical_sensitivity():
     assert not issubclass(EmpiricalSensitivity, Sensitivity)
     for norm, classes in BY_NORM.items():
         for cls in classes:

@@ -61,7 +61,7 @@ def neighbours(adjacency, x, z):
 
 
 @given(box=boxes(), x=SHARES, z=SHARES, norm=NORMS, adjacency=ADJACENCIES)
-def test_sums_are_never_moved_farther(box, x, z, norm, adjacency):
+def test_of_sum_bounds_distance(box, x, z, norm, adjacency):
     stated = of_sum(box, norm=norm, adjacency=adjacency)
     one, other = neighbours(adjacency, inside(box, x), inside(box, z))
     assert distance(one, other, norm) <= stated.value * UP
@@ -73,7 +73,7 @@ def test_sums_are_never_moved_farther(box, x, z, norm, adjacency):
     ("bounds", "added", "replaced"),
     [((0, 100), 100, 100), ((-3, 7), 7, 10), ((-9, -4), 9, 5), ((-1, 1), 1, 2), ((40, 41), 41, 1)],
 )
-def test_published_traps_of_asymmetric_bounds(bounds, added, replaced):
+def test_of_sum_of_asymmetric_bounds(bounds, added, replaced):
     for norm in ORDERS:
         assert of_sum(bounds, norm=norm, adjacency="add_remove").value == added
         assert of_sum(bounds, norm=norm, adjacency="replace_one").value == replaced
@@ -85,7 +85,7 @@ def triangle(x):
 
 
 @given(x=SHARES, z=SHARES, d=st.integers(2, 5), radius=st.floats(0.1, 10), adjacency=ADJACENCIES)
-def test_second_moments_of_rows_in_a_ball(x, z, d, radius, adjacency):
+def test_of_second_moment_bounds_distance(x, z, d, radius, adjacency):
     def row(shares):
         x = 2 * np.array(shares[:d]) - 1
         return radius * x / max(np.linalg.norm(x), 1e-9, 1.0 if shares[-1] > 0.5 else 0.0)
@@ -98,7 +98,7 @@ def test_second_moments_of_rows_in_a_ball(x, z, d, radius, adjacency):
 
 
 @given(box=boxes(), x=SHARES, z=SHARES, adjacency=ADJACENCIES)
-def test_second_moments_in_a_box_are_never_moved_farther(box, x, z, adjacency):
+def test_of_second_moment_in_box_bounds_distance(box, x, z, adjacency):
     stated = of_second_moment_in_box(box, adjacency=adjacency)
     candidates = [neighbours(adjacency, inside(box, x), inside(box, z))]
     candidates += [neighbours(adjacency, inside(box, np.round(x)), inside(box, np.round(z)))]
@@ -254,7 +254,7 @@ def cases(statistic, adjacency):
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "zero_out", "replace_one"])
 @pytest.mark.parametrize("statistic", CASES)
-def test_worst_neighbours_attain_what_is_stated(statistic, adjacency):
+def test_sensitivity_is_attained_by_worst_neighbours(statistic, adjacency):
     tried = list(cases(statistic, adjacency))
     assert tried or (statistic, adjacency) == ("mean", "add_remove")
     for name, stated, contributions in tried:
@@ -321,7 +321,7 @@ def test_sensitivity_refuses(call, message):
 
 
 @pytest.mark.parametrize("norm", ["l1", "l2"])
-def test_zeroing_a_record_moves_a_statistic_as_removing_it_does(norm):
+def test_sensitivity_under_zero_out_is_that_of_add_remove(norm):
     box = ([-2.0, 1.0], [3.0, 1.5])
     statistics = [
         functools.partial(of_sum, box, norm=norm),

@@ -48,19 +48,19 @@ def excess(sums, n):
 BOUNDS = RegressionBounds(x_norm_bound=1.0, y_bound=1.0)
 
 
-def test_record_moves_the_statistics_by_its_own_size():
+def test_sum_moves_by_size_of_record():
     assert abs(excess(lambda x, y: clipped_statistics(BOUNDS, x, y), MANY)) < SUM_ROUNDING / 1000
 
 
 @pytest.mark.slow
-def test_power_sums_in_float32_are_moved_farther():
+def test_power_sums_in_float32():
     def sums(x, y):
         return sufficient_statistics(*BOUNDS.clip(jnp.array(x), jnp.array(y)))
 
     assert max(excess(sums, n) for n in range(MANY, MANY + 4)) > 10 * SUM_ROUNDING
 
 
-def test_sums_in_blocks_have_hardly_any_error():
+def test_sum_in_blocks_error():
     for n in (0, 1, 255, 257, 70_000):
         terms = np.random.default_rng(n).uniform(size=(n, 3))
         exact = [float(sum(map(Fraction, column))) for column in terms.T]
@@ -72,7 +72,7 @@ def test_sums_in_blocks_have_hardly_any_error():
     assert sum_in_blocks(whole) == 70_000 * 2**40  # above 2^53, so not through floats
 
 
-def test_clipped_statistics_take_any_record_and_any_batch():
+def test_clipped_statistics_of_any_records():
     bounds = RegressionBounds(x_norm_bound=2.0, y_bound=3.0)
     x = np.array([[3e200, 4e200], [np.nan, 1.0], [np.inf, 0.0], [0.3, 0.4], [0.0, 0.0]])
     y = np.array([np.nan, np.inf, -np.inf, 1.0, 0.0])
@@ -85,7 +85,7 @@ def test_clipped_statistics_take_any_record_and_any_batch():
     np.testing.assert_array_equal(stacked.yty, [found.yty] * 2)
 
 
-def test_records_on_a_grid_stay_within_their_bounds():
+def test_records_on_a_grid_keep_bounds():
     bounds, unit = RegressionBounds(x_norm_bound=1.0, y_bound=0.5), 2.0**-6
     x, y = np.random.default_rng(1).normal(size=(500, 3)), np.linspace(-2, 2, 500)
     for one, target in zip(x, y, strict=True):
@@ -95,7 +95,7 @@ def test_records_on_a_grid_stay_within_their_bounds():
         assert np.all(found.xtx / unit**2 == np.rint(found.xtx / unit**2))
 
 
-def test_released_records_are_the_clipped_statistics_plus_noise_under_jit_too():
+def test_release_records_under_jit():
     scales = RegressionStatistics(1e-3, 1e-3, 1e-3)
     used = PerturbedStatistics(
         RegressionBounds(x_norm_bound=1.0, y_bound=0.5), 2, scales, "gaussian", "add_remove"
@@ -112,7 +112,7 @@ def test_released_records_are_the_clipped_statistics_plus_noise_under_jit_too():
         used.release_records(key, x, y[:-1])
 
 
-def test_conjugate_sums_are_those_of_the_records_whatever_their_number():
+def test_conjugate_sum_records_of_any_number():
     records = np.random.default_rng(2).uniform(size=MANY)
     normal = NormalKnownVariance((0.0, 1.0), variance=1.0, prior_mean=0.0, prior_variance=1.0)
     moves = normal.sensitivity(norm="l1", adjacency="replace_one")
@@ -192,7 +192,7 @@ def cover_the_rounding(scales, stated):
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 @pytest.mark.parametrize("name", releases_of_sums("add_remove"))
-def test_noise_of_a_float_sum_covers_its_rounding(name, adjacency, monkeypatch):
+def test_noise_covers_rounding_of_float_sums(name, adjacency, monkeypatch):
     release, stated = releases_of_sums(adjacency)[name]
     scales = drawn_scales(release, monkeypatch)
     assert cover_the_rounding(scales, stated)
@@ -206,7 +206,7 @@ def test_noise_of_a_float_sum_covers_its_rounding(name, adjacency, monkeypatch):
     assert not cover_the_rounding(drawn_scales(release, monkeypatch), stated)
 
 
-def test_sums_of_integers_need_no_more_noise(monkeypatch):
+def test_noise_of_integer_sums_is_as_stated(monkeypatch):
     counts = conjugate(BetaBinomial(), Gaussian, "add_remove")
     release = partial(counts.release, KEY, rows(5)[1] > 0)
     assert not cover_the_rounding(drawn_scales(release, monkeypatch), [3.0])
