@@ -174,7 +174,7 @@ def epsilon_bounds(event: DpEvent, delta: float, *, adjacency: Adjacency) -> Eps
     check_delta(delta)
     atoms = decompose(event, adjacency)
     upper = certified_epsilon(atoms, delta)[1]
-    return EpsilonBounds(epsilon_lower_bound(atoms, delta, upper), upper)
+    return EpsilonBounds(lower_bounds.epsilon_lower_bound(atoms, delta, upper), upper)
 
 
 def profile_bounds(
@@ -222,12 +222,7 @@ def profile_bounds(
 
 
 def compute_epsilon(atoms: AtomicEvents, delta: float, method: str) -> float:
-    """Returns the epsilon of a decomposed event at ``delta`` by one method, infinity without noise.
-
-    Raises:
-      UnsupportedEventError: the method does not support one of the atomic events.
-      ValueError: ``delta`` is not in (0, 1).
-    """
+    """Returns the epsilon of a decomposed event by one method, infinity without noise."""
     check_delta(delta)
     if is_nonprivate(atoms):
         return math.inf
@@ -251,11 +246,8 @@ def certified_epsilon(atoms: AtomicEvents, delta: float) -> tuple[str, float]:
 
     It is the privacy loss distribution where there is one, else the Rényi bound; the smaller of
     both where either may be (discrete Gaussian noise of less than a unit, moved by many). A noise
-    multiplier below 1e-100 counts as none: epsilon is infinite.
-
-    Raises:
-      UnsupportedEventError: neither supports the event; a `TooLittleNoiseError` if one would do so
-        with more noise.
+    multiplier below 1e-100 counts as none: epsilon is infinite. Where neither supports the event, a
+    `TooLittleNoiseError` states that more noise would help.
     """
     # The tightest first, and the next only if it may be the smaller or the first refuses.
     certified: dict[str, float] = {}
@@ -280,21 +272,6 @@ def certified_epsilon(atoms: AtomicEvents, delta: float) -> tuple[str, float]:
     )
 
 
-def epsilon_lower_bound(atoms: AtomicEvents, delta: float, upper_bound: float) -> float:
-    """Returns a lower bound on epsilon at ``delta``, close to it if ``upper_bound`` is.
-
-    Raises:
-      UnsupportedEventError: an event whose loss has no known distribution, or too large a one.
-    """
-    if is_nonprivate(atoms):
-        # At a delta above the rate of a sample without noise some epsilon may be finite.
-        unsampled = (atom for atom, _ in atoms if not atom.is_sampled)
-        return math.inf if any(atom.noise(atom.event) == 0 for atom in unsampled) else 0.0
-    if upper_bound == 0:
-        return 0.0
-    return lower_bounds.epsilon_lower_bound(atoms, delta, upper_bound)
-
-
 def pld_epsilon(atoms: AtomicEvents, delta: float) -> float:
     """Returns an upper bound on epsilon at ``delta``.
 
@@ -306,9 +283,6 @@ def pld_epsilon(atoms: AtomicEvents, delta: float) -> float:
     compositions and may err on the unsafe side: 0.2 % too small an epsilon at delta = 1e-12 and
     10,000 steps. Measured, it is below 1e-16 of delta for each composition; ``delta`` is lowered by
     nine times that.
-
-    Raises:
-      UnsupportedEventError: an event of unknown loss, or a ``delta`` below the rounding error.
     """
     atoms = coarsen_noise_schedule(atoms, "upper")
     check_supported(atoms)
@@ -336,11 +310,7 @@ def pld_epsilon(atoms: AtomicEvents, delta: float) -> float:
 
 
 def pld_profile(atoms: AtomicEvents, epsilons: Array, direction: Direction | None) -> Array:
-    """Returns upper bounds on delta at any real ``epsilons``, by default in both directions.
-
-    Raises:
-      UnsupportedEventError: an event of unknown loss.
-    """
+    """Returns upper bounds on delta at any real ``epsilons``, by default in both directions."""
     atoms = coarsen_noise_schedule(atoms, "upper")
     check_supported(atoms)
 
@@ -356,30 +326,18 @@ def pld_profile(atoms: AtomicEvents, epsilons: Array, direction: Direction | Non
 
 
 def check_supported(atoms: AtomicEvents) -> None:
-    """Refuses, before anything is computed, what has no privacy loss distribution.
-
-    Raises:
-      UnsupportedEventError: an event of unknown loss, or with hardly any noise.
-    """
+    """Refuses, before anything is computed, what has no privacy loss distribution."""
     for atom, _ in atoms:
         atom.grid_builder()
 
 
 def compute_rdp(atoms: AtomicEvents, orders: tuple[float, ...] = ORDERS) -> Array:
-    """Returns the Rényi divergences of all ``atoms`` together at ``orders``.
-
-    Raises:
-      UnsupportedEventError: an event whose Rényi divergence is not known.
-    """
+    """Returns the Rényi divergences of all ``atoms`` together at ``orders``."""
     return sum((count * atom.rdp(orders) for atom, count in atoms), np.zeros(len(orders)))
 
 
 def rdp_profile(atoms: AtomicEvents, epsilons: Array) -> Array:
-    """Returns upper bounds on delta at ``epsilons`` >= 0, from Rényi divergences.
-
-    Raises:
-      UnsupportedEventError: an event whose Rényi divergence is not known.
-    """
+    """Returns upper bounds on delta at ``epsilons`` >= 0, from Rényi divergences."""
     rdp = compute_rdp(atoms)
     deltas = [rdp_privacy_accountant.compute_delta(ORDERS, rdp, e)[0] for e in epsilons.tolist()]
     return np.minimum(np.array(deltas), 1.0)

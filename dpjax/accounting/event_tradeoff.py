@@ -103,7 +103,12 @@ def curve_bounds(atoms: AtomicEvents) -> TradeOffBounds:
     exact = _closed_form(atoms)
     if exact is not None:
         return TradeOffBounds(exact, exact)
-    upper = _upper_curve(atoms)
+
+    # Above the true curve, from the lower profile of removing a record. Adding one gives less at
+    # epsilons above zero, but for Wishart noise; leaving it out is on the safe side.
+    epsilons = _epsilons(atoms)
+    epsilons = np.append(-epsilons[1], epsilons)
+    upper = from_profile(*_below(epsilons, delta_lower_bounds(atoms, epsilons, ("remove",))))
     return TradeOffBounds(_curve_of_profiles(atoms), upper)
 
 
@@ -141,17 +146,6 @@ def _curve_of_profiles(atoms: AtomicEvents) -> TradeOff:
             if not profiles:
                 raise (reason if isinstance(reason, TooLittleNoiseError) else other) from None
     return from_profile(*map(np.concatenate, zip(*profiles, strict=True)))
-
-
-def _upper_curve(atoms: AtomicEvents) -> TradeOff:
-    """Returns a curve above the true one, from the lower profile of removing a record.
-
-    Adding one gives less at epsilons above zero, but for Wishart noise; leaving it out is on the
-    safe side.
-    """
-    epsilons = _epsilons(atoms)
-    epsilons = np.append(-epsilons[1], epsilons)
-    return from_profile(*_below(epsilons, delta_lower_bounds(atoms, epsilons, ("remove",))))
 
 
 def _below(epsilons: Array, deltas: Array) -> tuple[Array, Array]:

@@ -35,7 +35,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpjax.accounting.events import AtomicEvents, coarsen_noise_schedule, loss_deviation
+from dpjax.accounting.events import (
+    AtomicEvents,
+    coarsen_noise_schedule,
+    is_nonprivate,
+    loss_deviation,
+)
 from dpjax.accounting.loss_distribution import (
     DIRECTIONS,
     TRANSFORM_ROUNDING,
@@ -94,6 +99,12 @@ class LowerProfile:
 
 def epsilon_lower_bound(atoms: AtomicEvents, delta: float, upper_bound: float) -> float:
     """Returns a lower bound on epsilon, close to it if ``upper_bound`` is."""
+    if is_nonprivate(atoms):
+        # At a delta above the rate of a sample without noise some epsilon may be finite.
+        unsampled = (atom for atom, _ in atoms if not atom.is_sampled)
+        return math.inf if any(atom.noise(atom.event) == 0 for atom in unsampled) else 0.0
+    if upper_bound == 0:
+        return 0.0
     slack = _SLACK * max(upper_bound, delta)
     return max(
         profile.epsilon(delta)
@@ -132,9 +143,6 @@ def lower_profiles(
     """Yields lower profiles of all ``atoms`` in one direction, one for each pair of neighbours.
 
     The pair is the same at every repetition of a release; see ``compose_lower_profile``.
-
-    Raises:
-      UnsupportedEventError: a release whose loss has no known distribution.
     """
     atoms = coarsen_noise_schedule(atoms, "lower")
 

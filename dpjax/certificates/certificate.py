@@ -12,10 +12,10 @@ from dpjax.accounting.accountants import (
     METHODS,
     certified_epsilon,
     compute_epsilon,
-    epsilon_lower_bound,
 )
 from dpjax.accounting.event_tradeoff import curve_bounds, guaranteed_curve
 from dpjax.accounting.events import AtomicEvents, UnsupportedEventError, decompose
+from dpjax.accounting.lower_bounds import epsilon_lower_bound
 from dpjax.accounting.risk import (
     ADVANTAGE,
     ERROR_SUM,
@@ -211,26 +211,50 @@ class Certificate(Report):
         return tuple(caveats)
 
     def paragraph(self) -> str:
-        # What is published, and the estimates that are no guarantee.
-        count = self.guarantee.num_releases
-        description = self.guarantee.description
-        described = "; ".join(f"{heading}: {text}" for heading, text in description.items())
+        # What is published.
+        guarantee, lower = self.guarantee, self.epsilon_lower
+        count = guarantee.num_releases
+        described = "; ".join(
+            f"{heading}: {text}" for heading, text in guarantee.description.items()
+        )
+        published = f"{count:,} noisy value{'' if count == 1 else 's'} ({described})"
+
+        # The guarantee, its lower bound and who may know the number of records.
+        other = (
+            f"a lower bound is not available ({self.epsilon_lower_note})"
+            if lower is None
+            else "no accountant that composes the trade-off functions of the releases can certify"
+            f" less than {round_down(lower)}"
+        )
+        stated = (
+            f"It is ({round_up(self.epsilon)}, {self.delta:g})-differentially private, with"
+            f" {guarantee.unit} as the unit of privacy, under adjacency {guarantee.adjacency!r}"
+            f" ({_NEIGHBOURS[guarantee.adjacency]}; the number of records is"
+            f" {'public' if guarantee.is_size_public else 'private'}). This upper bound on epsilon"
+            f" was computed by accountant {self.accountant!r} ({ACCOUNTANTS[self.accountant]}) of"
+            f" dpjax {version('dpjax')} with dp-accounting {version('dp-accounting')}; {other}."
+        )
+
+        # The attack risks.
+        upper = {risk.name: round_up(risk.upper) for risk in self.risks if risk.upper is not None}
+        first, *levels = FALSE_POSITIVE_RATES
+        *rates, last_rate = [f"{upper[true_positive_rate_at(x)]} at {x:g}" for x in levels]
+        risks = (
+            f"Any attack that decides {self.attack_goal}, even with all other records given, has an"
+            " advantage (true positive rate minus false positive rate) of at most"
+            f" {upper[ADVANTAGE]}, and a true positive rate of at most"
+            f" {upper[true_positive_rate_at(first)]} at a false positive rate of {first:g},"
+            f" {', '.join(rates)} and {last_rate}."
+        )
+
+        # The estimates that are no guarantee, and the caveats.
         approximations = (
             f"An approximation of epsilon is {estimate.epsilon:.4g} ({estimate.note})."
             for estimate in self.estimates
             if estimate.kind == "approximation"
         )
-
-        # Then the guarantee, the risks and the caveats, in sentences.
-        sentences = [
-            f"The mechanism publishes {count:,} noisy value{'' if count == 1 else 's'}"
-            f" ({described}).",
-            _guarantee_sentence(self),
-            _risk_sentence(self),
-            *approximations,
-            *self.caveats,
-        ]
-        return " ".join(sentences)
+        sentences = (f"The mechanism publishes {published}.", stated, risks)
+        return " ".join([*sentences, *approximations, *self.caveats])
 
     def plot(self) -> "Figure":
         """Returns a matplotlib figure of the trade-off function and the ROC curve of any attack."""
@@ -340,39 +364,3 @@ def _format_risk(risk: Risk) -> str:
     else:
         guarantee, other = f"at most {upper}", lower and f"lower bound {lower}, "
     return f"{guarantee} ({other}guessing {risk.guessing:g})"
-
-
-def _guarantee_sentence(certificate: Certificate) -> str:
-    # The lower bound and who may know the number of records, in words.
-    guarantee, lower = certificate.guarantee, certificate.epsilon_lower
-    other = (
-        f"a lower bound is not available ({certificate.epsilon_lower_note})"
-        if lower is None
-        else "no accountant that composes the trade-off functions of the releases can certify less"
-        f" than {round_down(lower)}"
-    )
-    size = "public" if guarantee.is_size_public else "private"
-
-    return (
-        f"It is ({round_up(certificate.epsilon)}, {certificate.delta:g})-differentially private,"
-        f" with {guarantee.unit} as the unit of privacy, under adjacency"
-        f" {guarantee.adjacency!r} ({_NEIGHBOURS[guarantee.adjacency]}; the number of records"
-        f" is {size}). This upper bound on epsilon was computed by accountant"
-        f" {certificate.accountant!r} ({ACCOUNTANTS[certificate.accountant]}) of dpjax"
-        f" {version('dpjax')} with dp-accounting {version('dp-accounting')}; {other}."
-    )
-
-
-def _risk_sentence(certificate: Certificate) -> str:
-    uppers = {
-        risk.name: round_up(risk.upper) for risk in certificate.risks if risk.upper is not None
-    }
-    first, *others = FALSE_POSITIVE_RATES
-    rates = [f"{uppers[true_positive_rate_at(x)]} at {x:g}" for x in others]
-    return (
-        f"Any attack that decides {certificate.attack_goal}, even with all other records given,"
-        f" has an advantage (true positive rate minus false positive rate) of at most"
-        f" {uppers[ADVANTAGE]}, and a true positive rate of at most"
-        f" {uppers[true_positive_rate_at(first)]} at a false positive rate of {first:g},"
-        f" {', '.join(rates[:-1])} and {rates[-1]}."
-    )

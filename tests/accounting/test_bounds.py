@@ -23,8 +23,8 @@ from dpjax.accounting import (
     gdp,
     profile_bounds,
 )
-from dpjax.accounting.accountants import epsilon_lower_bound
 from dpjax.accounting.events import decompose
+from dpjax.accounting.lower_bounds import epsilon_lower_bound
 
 DELTA = 1e-5
 MIXED = dp_event.ComposedDpEvent([poisson(1.3, 0.01, 200), gaussian(4.0), laplace(9.0)])
