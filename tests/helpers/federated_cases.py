@@ -1,6 +1,7 @@
-"""Plans that several tests share."""
+"""Plans, refusals and messages that several tests share."""
 
 import numpy as np
+import pytest
 
 from dpjax.bayes.conjugate import (
     BetaBinomial,
@@ -9,7 +10,14 @@ from dpjax.bayes.conjugate import (
     SufficientStatisticsMechanism,
 )
 from dpjax.bayes.regression import PerturbedStatistics, RegressionBounds
-from dpjax.federated import ClippedGradientSum, FederatedSum, Parties, received_draws
+from dpjax.federated import (
+    ClippedGradientSum,
+    FederatedSum,
+    Parties,
+    ProtocolError,
+    received_draws,
+)
+from dpjax.federated.messages import ANALYST, Message
 from dpjax.mechanisms import Gaussian, SubsampledGaussian
 from dpjax.sampling import PoissonSampling
 
@@ -66,6 +74,23 @@ RECORDS = {
     "moments": (moments_release, lambda rng, n: (rng.normal(1.0, 2.0, n).astype(np.float32),)),
     "regression": (regression_release, regression_records),
 }
+
+
+def code_of(call, *args, **options):
+    """The code by which a call is refused, and nothing else in the error."""
+    with pytest.raises(ProtocolError) as raised:
+        call(*args, **options)
+    assert raised.value.args == (raised.value.code,)
+    assert raised.value.__context__ is None or raised.value.__suppress_context__
+    return raised.value.code
+
+
+def from_analyst(plan, kind, node, draws=(), round_number=0):
+    """A message of the analyst to a node, as bytes."""
+    message = Message(
+        kind=kind, sender=ANALYST, receiver=node, round_number=round_number, draws=dict(draws)
+    )
+    return plan.message_format.to_bytes(message)
 
 
 def draws_of(plan, state, holders, round_number=0):

@@ -92,6 +92,7 @@ def test_a_study_is_the_plan_that_python_builds(tmp_path):
         ("[0.0, 100.0]", "[0.0, 101.0]"),
         ('"add_remove"', '"zero_out"'),
         ("num_dropouts = 1", "num_dropouts = 2"),
+        ("num_dropouts = 1", "num_dropouts = 1\nnum_colluders = 1"),
         ("num_holders = 5", "num_holders = 6"),
         ("num_nodes = 3", "num_nodes = 3\nnode_threshold = 2"),
         ("[plan.parties]", "[plan]\ngrid_bits = 17\n[plan.parties]"),

@@ -4,30 +4,19 @@ import contextlib
 
 import numpy as np
 import pytest
-from helpers.federated_cases import draws_of, gradient_plan, histogram_release, plan_of
+from helpers.federated_cases import (
+    code_of,
+    draws_of,
+    from_analyst,
+    gradient_plan,
+    histogram_release,
+    plan_of,
+)
 
-from dpjax.federated import ProtocolError, holder_messages, protocol
-from dpjax.federated.messages import ANALYST, Message
+from dpjax.federated import holder_messages, protocol
 from dpjax.federated.processes.analyst import Analyst
 from dpjax.federated.processes.journal import Journal
 from dpjax.federated.processes.node import Node, party_index
-
-
-def code_of(call, *args, **options):
-    with pytest.raises(ProtocolError) as raised:
-        call(*args, **options)
-    return raised.value.code
-
-
-def from_analyst(plan, kind, node, draws=(), round_number=0):
-    message = Message(
-        kind=kind,
-        sender=ANALYST,
-        receiver=node,
-        round_number=round_number,
-        draws=dict(draws),
-    )
-    return plan.message_format.to_bytes(message)
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,9 @@ from typing import NamedTuple
 import grpc
 import numpy as np
 import pytest
-from helpers.federated_cases import histogram_release, plan_of
+from helpers.federated_cases import code_of, from_analyst, histogram_release, plan_of
 
-from dpjax.federated import (
-    ProtocolError,
-    holder_messages,
-    perturb,
-    simulated_entropy,
-)
+from dpjax.federated import ProtocolError, holder_messages, perturb, simulated_entropy
 from dpjax.federated.processes import trial_keys
 from dpjax.federated.processes.analyst import Analyst
 from dpjax.federated.processes.holder import Delivery, journalled_messages
@@ -51,18 +46,16 @@ def identity(folder, party):
     return Identity.read(folder / "authority.pem", folder / f"{party}.pem", folder / f"{party}.key")
 
 
+def serve_here(answer, own, address="127.0.0.1:0"):
+    return serve(answer, address, own, max_bytes=MAX_BYTES, num_clients=5)
+
+
 @contextlib.contextmanager
-def network_of(answers, keys):
-    """Addresses of nodes that answer by the functions ``answers``."""
+def network_of(answers, keys, names=("node-0", "node-1", "node-2")):
+    """Addresses of nodes that answer by the functions ``answers``, with certificates of names."""
     servers = [
-        serve(
-            answer,
-            "127.0.0.1:0",
-            identity(keys, f"node-{index}"),
-            max_bytes=MAX_BYTES,
-            num_clients=5,
-        )
-        for index, answer in enumerate(answers)
+        serve_here(answer, identity(keys, name))
+        for answer, name in zip(answers, names, strict=False)
     ]
     try:
         yield [f"127.0.0.1:{port}" for _, port in servers]
@@ -80,20 +73,21 @@ def network(tmp_path, keys):
         yield Network(stack.enter_context(network_of(answers, keys / "own")), nodes)
 
 
-def channels(network, keys, party):
+def channels(network, keys, party, *, max_bytes=MAX_BYTES, call_time=CALL_TIME):
     addresses = network if isinstance(network, list) else network.addresses
-    return Channels(addresses, identity(keys, party), max_bytes=MAX_BYTES, call_time=CALL_TIME)
+    own = identity(keys, party)
+    return Channels(addresses, own, max_bytes=max_bytes, call_time=call_time)
 
 
-def code_of(call, *args):
-    with pytest.raises(ProtocolError) as raised:
-        call(*args)
-    assert raised.value.args == (raised.value.code,)
-    assert raised.value.__context__ is None or raised.value.__suppress_context__
-    return raised.value.code
+def channel_of_grpc(address, party, *options):
+    """A channel to node 0 without dpjax's own client."""
+    credentials = grpc.ssl_channel_credentials(party.authority, party.key, party.certificate)
+    own = [("grpc.ssl_target_name_override", "node-0"), ("grpc.enable_http_proxy", 0)]
+    return grpc.secure_channel(address, credentials, [*own, *options])
 
 
-def run_holder(network, keys, holder, folder, entropy):
+def run_holder(network, keys, holder, folder):
+    entropy = simulated_entropy(holder)
     with Journal(folder / f"holder-{holder}", "") as journal:
         messages = journalled_messages(PLAN, holder, SUMS[holder], journal, entropy=entropy)
         delivery = Delivery(messages)
@@ -105,10 +99,7 @@ def run_holder(network, keys, holder, folder, entropy):
 def test_a_round_over_tls_has_the_result_of_one_process(tmp_path, keys, network):
     """All holders at once, each from its own thread."""
     threads = [
-        threading.Thread(
-            target=run_holder,
-            args=(network, keys, holder, tmp_path, simulated_entropy(holder)),
-        )
+        threading.Thread(target=run_holder, args=(network, keys, holder, tmp_path))
         for holder in range(4)
     ]
     for thread in threads:
@@ -129,7 +120,7 @@ def test_a_round_over_tls_has_the_result_of_one_process(tmp_path, keys, network)
 
 def test_holders_that_are_missing_are_left_out_once_waiting_is_over(tmp_path, keys, network):
     for holder in range(3):
-        run_holder(network, keys, holder, tmp_path, simulated_entropy(holder))
+        run_holder(network, keys, holder, tmp_path)
     with (
         Journal(tmp_path / "analyst", "") as journal,
         channels(network, keys / "own", "analyst") as own,
@@ -176,8 +167,8 @@ def test_who_is_not_of_the_study_is_not_answered(keys, network):
 def test_a_certificate_is_good_for_its_own_messages_alone(keys, network):
     data = holder_messages(PLAN, 1, SUMS[1])
     node, own = network.nodes[0], keys / "own"
-    query = Analyst(PLAN, _NoEntries())._message("query", 0, {})
-    opening = Analyst(PLAN, _NoEntries())._message("agreed", 0, dict.fromkeys(range(4), 1))
+    query = from_analyst(PLAN, "query", 0)
+    opening = from_analyst(PLAN, "agreed", 0, dict.fromkeys(range(4), 1))
     for party in ("holder-2", "analyst", "node-1", "node-0"):
         with channels(network, own, party) as channel:
             code = code_of(channel.call, 0, "share", data[0])
@@ -190,13 +181,6 @@ def test_a_certificate_is_good_for_its_own_messages_alone(keys, network):
     assert node.state.holders(0) == frozenset()
     with channels(network, own, "analyst") as channel:  # power
         assert len(channel.call(0, "query", query)) == PLAN.message_format.length("received")
-
-
-class _NoEntries:
-    """A journal without entries."""
-
-    def read(self, name):
-        return None
 
 
 @pytest.mark.parametrize("more", [(), ("analyst",)])
@@ -235,17 +219,14 @@ def test_nobody_answers_in_place_of_a_node(keys, party):
         return b""
 
     for name, refused in ((party, True), ("node-0", False)):
-        server, port = serve(
-            answer, "127.0.0.1:0", identity(keys / "own", name), max_bytes=MAX_BYTES, num_clients=5
-        )
-        try:
-            with channels([f"127.0.0.1:{port}"], keys / "own", "holder-1") as channel:
-                if refused:
-                    assert code_of(channel.call, 0, "share", b"data") == "unreachable"
-                else:
-                    channel.call(0, "share", b"data")
-        finally:
-            server.stop(grace=None).wait()
+        with (
+            network_of([answer], keys / "own", [name]) as addresses,
+            channels(addresses, keys / "own", "holder-1") as channel,
+        ):
+            if refused:
+                assert code_of(channel.call, 0, "share", b"data") == "unreachable"
+            else:
+                channel.call(0, "share", b"data")
     assert received == [b"data"]
 
 
@@ -266,13 +247,7 @@ def test_messages_that_do_not_fit_are_refused_by_their_code(keys, network):
             assert code_of(own.call, 0, "share", data) == code
         assert own.call(0, "share", sent[0]) == own.call(0, "share", sent[0]) == b""
         assert code_of(own.call, 0, "share", holder_messages(PLAN, 1, SUMS[1])[0]) == "repeated"
-    large = Channels(
-        network.addresses,
-        identity(keys / "own", "holder-1"),
-        max_bytes=100 * MAX_BYTES,
-        call_time=CALL_TIME,
-    )
-    with large as own:
+    with channels(network, keys / "own", "holder-1", max_bytes=100 * MAX_BYTES) as own:
         for factor in (2, 50):
             assert code_of(own.call, 1, "share", factor * sent[1]) == "length"
         assert code_of(own.call, 1, "opening", sent[1]) == "format"
@@ -313,14 +288,13 @@ def test_no_call_lasts_longer_than_its_time(keys):
         stop.wait(30)
         return b""
 
-    with network_of([answer], keys / "own") as addresses:
-        own = Channels(
-            addresses, identity(keys / "own", "holder-1"), max_bytes=MAX_BYTES, call_time=0.5
-        )
-        with own as channel:
-            begin = time.monotonic()
-            assert code_of(channel.call, 0, "share", b"") == "unreachable"
-            assert 0.4 < time.monotonic() - begin < 10
+    with (
+        network_of([answer], keys / "own") as addresses,
+        channels(addresses, keys / "own", "holder-1", call_time=0.5) as channel,
+    ):
+        begin = time.monotonic()
+        assert code_of(channel.call, 0, "share", b"") == "unreachable"
+        assert 0.4 < time.monotonic() - begin < 10
         stop.set()
 
 
@@ -336,15 +310,8 @@ def calls_without_a_body(address, party, *, connections, calls):
     with contextlib.ExitStack() as stack:
         stack.callback(ended.set)
         for _ in range(connections):
-            credentials = grpc.ssl_channel_credentials(
-                party.authority, party.key, party.certificate
-            )
-            options = [
-                ("grpc.ssl_target_name_override", "node-0"),
-                ("grpc.enable_http_proxy", 0),
-                ("grpc.use_local_subchannel_pool", 1),  # else they share one connection
-            ]
-            channel = stack.enter_context(grpc.secure_channel(address, credentials, options))
+            alone = ("grpc.use_local_subchannel_pool", 1)  # else they share one connection
+            channel = stack.enter_context(channel_of_grpc(address, party, alone))
             grpc.channel_ready_future(channel).result(timeout=CALL_TIME)
             start = channel.stream_unary("/dpjax.federated.Node/share").future
             opened += [start(no_message()) for _ in range(calls)]
@@ -375,10 +342,8 @@ def test_open_calls_of_one_holder_do_not_keep_others_waiting(keys, network):
 
 def test_a_call_without_a_message_is_refused(keys, network, capfd):
     party = identity(keys / "own", "holder-0")
-    credentials = grpc.ssl_channel_credentials(party.authority, party.key, party.certificate)
-    options = [("grpc.ssl_target_name_override", "node-0"), ("grpc.enable_http_proxy", 0)]
     with (
-        grpc.secure_channel(network.addresses[0], credentials, options) as channel,
+        channel_of_grpc(network.addresses[0], party) as channel,
         pytest.raises(grpc.RpcError) as raised,
     ):
         channel.stream_unary("/dpjax.federated.Node/share")(iter(()), timeout=CALL_TIME)
@@ -405,18 +370,15 @@ def forward(listener, port):
 
 def test_a_slow_connection_is_waited_for(keys):
     """Each piece of the handshake takes 0.2 seconds, as between continents."""
-    own = identity(keys / "own", "node-0")
-    server, port = serve(
-        lambda *_: b"answer", "127.0.0.1:0", own, max_bytes=MAX_BYTES, num_clients=5
-    )
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with (
+        network_of([lambda *_: b"answer"], keys / "own") as (node,),
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
+        port = int(node.rpartition(":")[2])
         threading.Thread(target=forward, args=(listener, port), daemon=True).start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        try:
-            with channels([address], keys / "own", "holder-1") as channel:
-                assert channel.call(0, "share", b"data") == b"answer"
-        finally:
-            server.stop(grace=None).wait()
+        with channels([address], keys / "own", "holder-1") as channel:
+            assert channel.call(0, "share", b"data") == b"answer"
 
 
 def test_attempts_end_at_the_time_limit(monkeypatch):
@@ -444,13 +406,11 @@ def test_attempts_end_at_the_time_limit(monkeypatch):
 
 
 def test_an_address_that_is_in_use_is_named(keys):
-    own = identity(keys / "own", "node-0")
-    server, port = serve(lambda *_: b"", "127.0.0.1:0", own, max_bytes=MAX_BYTES, num_clients=5)
-    try:
-        with pytest.raises(ValueError, match=f"address must be a free address.*{port}"):
-            serve(lambda *_: b"", f"127.0.0.1:{port}", own, max_bytes=MAX_BYTES, num_clients=5)
-    finally:
-        server.stop(grace=None).wait()
+    with (
+        network_of([lambda *_: b""], keys / "own") as (address,),
+        pytest.raises(ValueError, match=f"address must be a free address.*{address}"),
+    ):
+        serve_here(lambda *_: b"", identity(keys / "own", "node-0"), address)
 
 
 def test_keys_of_a_trial(tmp_path):
