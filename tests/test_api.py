@@ -271,12 +271,12 @@ def no_returns() -> int:
         (check_docstring, no_returns, "does not state what is returned"),
     ],
 )
-def test_a_planted_violation_is_found(check, planted, problem):
+def test_power_planted_violation_is_found(check, planted, problem):
     (found,) = check(describe(planted.__name__, planted))
     assert problem in found
 
 
-def test_a_method_is_found_in_its_class():
+def test_public_callables_has_methods_of_their_class():
     assert [one.name for one in public_callables({"Fake": Fake})] == [
         "Fake",
         "Fake.from_epsilon",

@@ -66,13 +66,13 @@ def test_every_public_name_is_documented():
     assert problems(names) == []
 
 
-def test_the_api_table_is_that_of_the_code():
+def test_api_table_is_that_of_the_code():
     """After a change of signatures or first sentences: ``python docs/api_table.py``."""
     assert api_table.PAGE.read_text("utf-8") == api_table.render()
     assert len(api_table.rows(public_names())) > 200
 
 
-def test_the_tables_of_the_benchmarks(tmp_path):
+def test_benchmark_tables_render_saved_results(tmp_path):
     assert "make bench" in benchmark_tables.render(tmp_path)
     rows = Row("plain", {"ms": 1.2345, "× plain": 1.0}, 50), Row("vmap", note="takes 9 GiB")
     tables = (Table("steps", "MLP", 1024, rows),)
@@ -100,7 +100,7 @@ def draw(loss, size, *, key=None) -> tuple[int | None, ...]:
     """Draws ``size`` records."""
 
 
-def test_a_row_of_the_api_table():
+def test_api_table_rows_have_sentence_key_and_result():
     table = api_table.rows({"dpjax.here.Draws": Draws, "dpjax.here.draw": draw})
     assert [row[2:] for row in table] == [
         ("Draws records.", "`draw`", ""),
@@ -139,7 +139,7 @@ def no_docstring():
         ("dpjax.mechanisms.contextlib", contextlib, "no page"),
     ],
 )
-def test_a_planted_violation_is_found(name, value, message):
+def test_power_undocumented_name_is_found(name, value, message):
     found = problems({name: value, "dpjax.mechanisms.WithDocstring": WithDocstring})
     assert len(found) == 1
     assert message in found[0]
@@ -158,7 +158,7 @@ def test_every_notebook_agrees_with_its_markdown():
 
 
 @pytest.mark.parametrize("change", ["# A title", "```{code-cell}\n1 + 1\n```\n\n# A title"])
-def test_a_notebook_that_differs_from_its_markdown_is_found(change, tmp_path):
+def test_power_notebook_that_differs_from_its_markdown_is_found(change, tmp_path):
     path = Path(shutil.copy(NOTEBOOKS[0], tmp_path))
     markdown = NOTEBOOKS[0].with_suffix(".md").read_text("utf-8")
     path.with_suffix(".md").write_text(markdown, "utf-8")

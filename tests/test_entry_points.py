@@ -201,21 +201,21 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_records_are_clipped_exactly_and_divided_by_a_public_number(name):
+def test_entry_point_clips_exactly_and_divides_by_a_public_number(name):
     check_clipping_and_divisor(ENTRY_POINTS[name])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_record_that_is_not_finite_contributes_nothing(name):
+def test_entry_point_ignores_a_record_that_is_not_finite(name):
     check_nonfinite(ENTRY_POINTS[name])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_empty_batch_is_pure_noise(name):
+def test_entry_point_of_an_empty_batch_is_pure_noise(name):
     check_empty_batch(ENTRY_POINTS[name])
 
 
-def test_the_drop_in_for_optax_clips_exactly_and_divides_by_its_length():
+def test_differentially_private_aggregate_clips_and_divides_by_its_length():
     """Its batches have one fixed length, which is public; `mechanism_of` refuses others."""
     aggregate = differentially_private_aggregate(CLIP, 1.0, key=0)
 
@@ -262,23 +262,23 @@ def without_noise_where_empty(records, key, sampling):
 
 
 @pytest.mark.parametrize("twin", [clips_each_number, normalises])
-def test_another_clipping_is_found(twin, monkeypatch):
+def test_power_another_clipping_is_found(twin, monkeypatch):
     twin(monkeypatch)
     with pytest.raises(AssertionError):
         check_clipping_and_divisor(ENTRY_POINTS["noisy_sgd"])
 
 
-def test_a_private_divisor_is_found():
+def test_power_private_divisor_is_found():
     with pytest.raises(AssertionError):
         check_clipping_and_divisor(divides_by_the_draw)
 
 
-def test_a_record_that_is_not_finite_and_kept_is_found(monkeypatch):
+def test_power_record_that_is_not_finite_and_kept_is_found(monkeypatch):
     keeps_nonfinite(monkeypatch)
     with pytest.raises(AssertionError):
         check_nonfinite(ENTRY_POINTS["noisy_sgd"])
 
 
-def test_an_empty_batch_without_noise_is_found():
+def test_power_empty_batch_without_noise_is_found():
     with pytest.raises(AssertionError):
         check_empty_batch(without_noise_where_empty)

@@ -58,7 +58,7 @@ def holder(tmp_path):
             process.kill()
 
 
-def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path, holder):
+def test_lock_folder_refuses_a_second_process_until_the_first_is_killed(tmp_path, holder):
     words = f"checkpoint_dir '{tmp_path}' is in use by process {holder.pid}: two runs"
     with pytest.raises(ValueError, match=words):
         run(tmp_path)
@@ -69,7 +69,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path, holder)
     assert run(tmp_path).mechanism == MECHANISM
 
 
-def test_a_second_run_of_the_same_process_is_refused(tmp_path):
+def test_lock_folder_refuses_a_second_run_of_the_process(tmp_path):
     refused = []
 
     def second(report):
@@ -83,7 +83,7 @@ def test_a_second_run_of_the_same_process_is_refused(tmp_path):
     assert run(tmp_path).mechanism == MECHANISM  # and the end of the first releases it
 
 
-def test_of_many_threads_one_gets_the_folder(tmp_path):
+def test_lock_folder_gives_one_of_many_threads_the_folder(tmp_path):
     start, outcomes = threading.Barrier(8), []
 
     def attempt():
@@ -105,7 +105,7 @@ def test_of_many_threads_one_gets_the_folder(tmp_path):
     lock_folder(tmp_path).close()
 
 
-def test_a_store_that_cannot_be_opened_leaves_no_lock(tmp_path):
+def test_checkpoint_store_that_cannot_be_opened_leaves_no_lock(tmp_path):
     with CheckpointStore(tmp_path, IDENTITY, True) as store:
         store.save(jnp.zeros(2), 1)
     for _ in range(2):
@@ -113,7 +113,7 @@ def test_a_store_that_cannot_be_opened_leaves_no_lock(tmp_path):
             CheckpointStore(tmp_path, IDENTITY._replace(data="other"), True)
 
 
-def test_without_the_lock_two_runs_are_accepted(tmp_path, monkeypatch):
+def test_power_without_lock_folder_two_runs_are_accepted(tmp_path, monkeypatch):
     """The refusal above comes from the lock."""
     monkeypatch.setattr(dpjax.training.checkpoint, "lock_folder", lambda folder: nullcontext())
     with (
@@ -123,7 +123,7 @@ def test_without_the_lock_two_runs_are_accepted(tmp_path, monkeypatch):
         pass
 
 
-def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+def test_lock_folder_names_a_file_system_without_locks(tmp_path, monkeypatch):
     import fcntl
 
     def no_locks(*_):
@@ -134,7 +134,7 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
         lock_folder(tmp_path)
 
 
-def test_a_file_that_is_replaced_is_whole_at_every_moment(tmp_path, monkeypatch):
+def test_write_atomically_is_whole_at_every_moment(tmp_path, monkeypatch):
     path = tmp_path / "new" / "file"
     write_atomically(path, b"old")
     contents = []

@@ -60,7 +60,7 @@ def test_training_and_releases_import_neither_accountants_nor_scipys_distributio
     assert imported_by("import dpjax.accounting", ACCOUNTING) == ACCOUNTING.split()  # power
 
 
-def test_a_planted_import_is_found():
+def test_power_planted_import_is_found():
     assert imported_by("import dpjax; import optax", HEAVY) != []
     assert imported_by("import dpjax; dpjax.accounting", "dp_accounting") == ["dp_accounting"]
 
@@ -87,12 +87,12 @@ def test_every_public_name_is_the_module_class_or_function_of_that_name(name):
     assert name in dir(dpjax)
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
         dpjax.no_such_name  # noqa: B018
 
 
-def test_a_missing_extra_is_named(monkeypatch):
+def test_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"matplotlib.*pip install 'dpjax\[plot\]'"):
         dpjax.certificates.figure.plot_tradeoff(None, None, epsilon=1.0, delta=0.1, attack_goal="")

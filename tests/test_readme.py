@@ -14,7 +14,7 @@ def test_every_python_block_runs(capsys):
     assert "differential privacy" in capsys.readouterr().out
 
 
-def test_the_example_is_short():
+def test_readme_example_is_short():
     text = README.read_text(encoding="utf-8")
     lines = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1].splitlines()
     assert len([line for line in lines if line.strip()]) <= 18

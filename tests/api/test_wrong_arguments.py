@@ -167,7 +167,7 @@ def test_wrong_arguments_are_refused_by_name(name):
 
 
 @pytest.mark.parametrize("name", [name for name in CALLED if name not in SLOW])
-def test_the_valid_call_is_valid(name):
+def test_valid_call_is_valid(name):
     call, arguments = valid_call(name, CALLABLES[name])
     call(**arguments)
 

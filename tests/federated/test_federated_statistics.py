@@ -51,7 +51,7 @@ def released(plan, records, seed=1):
     return run_round(plan, [plan.mechanism.sum_records(*one) for one in held], entropy=entropy)
 
 
-def test_sums_over_holders_are_the_sums_over_all_records():
+def test_sum_records_over_holders_is_that_of_all_records():
     rng = np.random.default_rng(5)
     x, y = rng.normal(size=(300, 3)), rng.normal(size=300)
     cases = [
@@ -66,7 +66,7 @@ def test_sums_over_holders_are_the_sums_over_all_records():
         np.testing.assert_allclose(sum(parts), whole, rtol=1e-12)
 
 
-def test_noise_aware_posteriors_take_the_result():
+def test_noise_aware_posterior_takes_the_result():
     """A count of 10,000 with noise of deviation 4: the posteriors are near the exact one."""
     plan = plan_of(count_release(adjacency="replace_one"))
     ones = (np.random.default_rng(2).random(10_000) < 0.3).astype(np.float32)
@@ -82,7 +82,7 @@ def test_noise_aware_posteriors_take_the_result():
 
 
 @pytest.mark.slow
-def test_noise_aware_regressions_of_results_cover_the_coefficients():
+def test_noise_aware_regression_covers_the_coefficients():
     """80 % intervals over 24 data sets with coefficients from the prior, and noises.
 
     If the three coefficients of a data set were covered together, their share had a standard
@@ -131,7 +131,7 @@ def mean_absolute_error(statistics, x, y):
     return float(np.abs(y - x @ np.asarray(posterior.mean)).mean())
 
 
-def test_the_error_of_ten_holders_is_that_of_a_trusted_aggregator():
+def test_run_round_has_the_error_of_a_trusted_aggregator():
     """Within 2 % over 60 repetitions: their noise is larger by sqrt(10 / 9).
 
     Power: with the trusted aggregator's noise from each holder it is not.
@@ -172,7 +172,7 @@ def histogram_bounds(**options):
     return HistogramBounds(**{**defaults, **options})
 
 
-def test_bounds_are_bought_by_the_same_protocol():
+def test_histogram_bounds_compose_with_the_regression():
     """Bounds from histograms, then the regression within them; both on one certificate."""
     rng = np.random.default_rng(4)
     x, y = rng.normal(size=(5000, 3)), 0.3 * rng.normal(size=5000)
@@ -189,7 +189,7 @@ def test_bounds_are_bought_by_the_same_protocol():
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
-def test_one_record_moves_the_histograms_of_sizes_by_the_sensitivity(adjacency):
+def test_histogram_bounds_have_the_exact_sensitivity(adjacency):
     used = histogram_bounds(adjacency=adjacency)
     values = [0.0, 0.7, 3.0, 1e300, np.nan, np.inf, 0.5]
     rows = [(np.full((1, 2), a), np.full(1, b)) for a in values for b in values]
@@ -202,7 +202,7 @@ def test_one_record_moves_the_histograms_of_sizes_by_the_sensitivity(adjacency):
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
-def test_one_record_moves_a_clipped_sum_by_the_sensitivity(adjacency):
+def test_clipped_sum_has_the_exact_sensitivity(adjacency):
     used = ClippedSum(((-1.0, 2.0), (0.5, 5.0)), scale=1.0, adjacency=adjacency)
     values = [-np.inf, np.nan, -1.0, 0.0, 0.5, 5.0, 1e30]
     sums = np.array([used.sum_records(np.array([[a, b]])) for a in values for b in values])
@@ -214,7 +214,7 @@ def test_one_record_moves_a_clipped_sum_by_the_sensitivity(adjacency):
         used.sum_records(np.zeros(3))
 
 
-def test_the_ridge_from_the_noisy_matrix_covers_the_exact_one():
+def test_adaptive_ridge_covers_the_exact_ridge():
     """The smallest eigenvalue is not overestimated, and the ridged matrix is positive definite."""
     used = PerturbedStatistics.from_epsilon(
         RegressionBounds(x_norm_bound=1.0, y_bound=1.0),
@@ -244,7 +244,7 @@ def test_the_ridge_from_the_noisy_matrix_covers_the_exact_one():
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
-def test_holders_noise_on_gradients_is_that_of_the_steps(adjacency):
+def test_clipped_gradient_sum_has_the_noise_of_the_steps(adjacency):
     """A multiple of the clip bound under every adjacency, also where a step moves by two bounds."""
     plan = gradient_plan(3, noise_multiplier=1.4, l2_clip=0.5, adjacency=adjacency)
     steps = plan.mechanism.mechanism
@@ -259,7 +259,7 @@ def test_holders_noise_on_gradients_is_that_of_the_steps(adjacency):
     assert plan.certificate(1e-5).epsilon == steps.certificate(1e-5).epsilon
 
 
-def test_langevin_dynamics_over_holders():
+def test_holder_gradient_of_sgld_has_the_posteriors_moments():
     """A Gaussian mean under a flat prior: the draws have the posterior's mean and deviation."""
     num_examples, deviation = 400, 1 / math.sqrt(400)
     data = 0.3 + np.random.default_rng(8).normal(size=(4, 100, 1))
@@ -292,7 +292,7 @@ def test_langevin_dynamics_over_holders():
     assert kept.var() / deviation**2 == pytest.approx(1 / 0.9, abs=5 * 1.1 * math.sqrt(2 / 83))
 
 
-def test_a_holders_batch_is_a_poisson_batch_of_its_own():
+def test_holder_gradient_draws_a_poisson_batch():
     """Sums of ones are numbers of records: binomial, and independent of another key's."""
     steps = gradient_plan(1).mechanism.mechanism
     gradient = holder_gradient(lambda w, x: w * x, steps, num_examples=50)
@@ -308,7 +308,7 @@ def test_a_holders_batch_is_a_poisson_batch_of_its_own():
         holder_gradient(lambda w, x: w * x, fixed, num_examples=50)
 
 
-def test_clipped_gradient_sums_are_within_the_bound_for_any_record():
+def test_holder_gradient_is_within_the_bound_for_any_record():
     steps = gradient_plan(2).mechanism.mechanism
     certain = dataclasses.replace(steps, sampling=PoissonSampling(10, 1.0))
     gradient = holder_gradient(lambda w, x: w @ x, certain, num_examples=3)
@@ -320,7 +320,7 @@ def test_clipped_gradient_sums_are_within_the_bound_for_any_record():
         assert np.linalg.norm(moved) <= 1.0
 
 
-def test_gradients_of_another_size_are_refused():
+def test_clipped_gradient_sum_refuses_by_name():
     mechanism = gradient_plan(3).mechanism
     tree = {"a": np.zeros(2), "b": np.ones(1)}
     assert mechanism.sum_records(tree).tolist() == [0.0, 0.0, 1.0]

@@ -39,7 +39,7 @@ def chi_square_p(samples, expected):
 
 
 @pytest.mark.parametrize("scale", [1, 2, 3, 17])
-def test_a_draw_has_the_discrete_gaussian_distribution(scale):
+def test_draw_noise_is_discrete_gaussian(scale):
     drawn = draw_noise(simulated_entropy(scale), np.full(MANY, scale))
     expected = probabilities(scale, 20 * scale)
     assert chi_square_p(drawn, expected) > FALSE_ALARM
@@ -50,7 +50,7 @@ def test_a_draw_has_the_discrete_gaussian_distribution(scale):
 
 
 @pytest.mark.parametrize(("count", "scale"), [(2, 2), (7, 3), (10, 2)])
-def test_a_sum_of_shares_has_the_convolved_distribution(count, scale):
+def test_draw_noise_sum_has_the_convolved_distribution(count, scale):
     entropy = simulated_entropy(count)
     total = sum(draw_noise(entropy, np.full(MANY, scale)) for _ in range(count))
     expected = sum_probabilities(scale, count, 15 * scale)
@@ -79,7 +79,7 @@ def test_sums_of_discrete_gaussians_are_almost_discrete_gaussian(scale, accuracy
         assert error > 0
 
 
-def test_entries_have_their_own_scales():
+def test_draw_noise_entries_have_their_own_scales():
     scales = np.array([1, 1000, 2**50] * 3000)
     drawn = draw_noise(simulated_entropy(2), scales).reshape(-1, 3)
     np.testing.assert_allclose(drawn.std(axis=0) / scales[:3], 1.0, atol=6 / np.sqrt(2 * 3000))
@@ -87,12 +87,12 @@ def test_entries_have_their_own_scales():
     assert np.abs(correlations).max() < 6 / np.sqrt(3000)
 
 
-def test_two_draws_of_the_system_differ():
+def test_draw_noise_of_the_system_differs_in_each_draw():
     scales = np.full(50, 10**6)
     assert np.any(draw_noise(SYSTEM, scales) != draw_noise(SYSTEM, scales))
 
 
-def test_refined_comparisons_agree_with_the_fast_ones(monkeypatch):
+def test_draw_noise_refined_comparisons_equal_fast_ones(monkeypatch):
     scales = np.array([1, 3, 1000, 2**40] * 200)
     fast = draw_noise(simulated_entropy(9), scales)
     monkeypatch.setattr(noise, "_GUARD", 2.0)  # every comparison is refined
@@ -100,7 +100,7 @@ def test_refined_comparisons_agree_with_the_fast_ones(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [0, 3, 5])
-def test_digits_equal_to_the_table_are_refined(number):
+def test_half_normal_refines_digits_equal_to_the_table(number):
     """On either side of a cumulative probability, to 95 bits."""
     table = noise._cumulative_digits()
     with mpmath.workdps(60):
@@ -118,7 +118,7 @@ def test_digits_equal_to_the_table_are_refined(number):
         assert found.tolist() == [expected]
 
 
-def test_the_table_is_that_of_the_half_normal_weights():
+def test_cumulative_digits_are_those_of_half_normal_weights():
     table = noise._cumulative_digits().astype(np.float64) / 2.0**31
     weights = np.exp(-(np.arange(30.0) ** 2) / 2)
     exact = (weights.cumsum() / weights.sum())[: table.size]
@@ -126,7 +126,7 @@ def test_the_table_is_that_of_the_half_normal_weights():
     assert int(noise._cumulative_digits()[-1]) == 2**31 - 1
 
 
-def test_words_of_an_incomplete_run_are_drawn_again():
+def test_draw_noise_draws_words_of_an_incomplete_run_again():
     """A word above the last whole multiple of the scale would favour small remainders."""
     scale = 900_000_000_000_001
     words = iter([2**63 + 5, 2**64 - 1, 7])  # the candidate, its remainder, the remainder again
@@ -141,7 +141,7 @@ def test_words_of_an_incomplete_run_are_drawn_again():
     assert taken == [8, 8, 8]
 
 
-def test_blocks_are_independent(monkeypatch):
+def test_draw_noise_blocks_are_independent(monkeypatch):
     monkeypatch.setattr(noise, "_BLOCK", 1000)
     drawn = draw_noise(simulated_entropy(4), np.full(3000, 500)).reshape(3, 1000)
     correlations = np.corrcoef(drawn) - np.eye(3)

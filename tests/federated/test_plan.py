@@ -77,7 +77,7 @@ def exact_delta_of(plan, num_shares, eps, scales=None):
 
 @pytest.mark.parametrize("grid_bits", [4, 10])
 @pytest.mark.parametrize("parties", PARTIES)
-def test_the_certificate_is_not_below_the_exact_delta_of_the_noise(parties, grid_bits):
+def test_certificate_covers_the_exact_delta_of_the_noise(parties, grid_bits):
     plan = plan_of(
         count_release(scale=1.5, adjacency="replace_one"),
         grid_bits=grid_bits,
@@ -93,7 +93,7 @@ def test_the_certificate_is_not_below_the_exact_delta_of_the_noise(parties, grid
         assert exact_delta_of(plan, shares, certified * 0.98) > DELTA
 
 
-def test_the_coarsest_noise_is_within_the_gaussian_curve():
+def test_grid_of_few_bits_stays_within_the_gaussian_curve():
     """Where the noise, in units of the grid, needs no rounding up: its smoothing alone is left.
 
     Power: noise of the needed variance itself is above the curve, as it is on whole numbers.
@@ -117,7 +117,7 @@ def test_the_coarsest_noise_is_within_the_gaussian_curve():
 
 
 @pytest.mark.parametrize("parties", PARTIES)
-def test_power_a_share_of_noise_that_is_too_small_is_seen(parties):
+def test_power_certificate_with_one_noise_share_too_many_is_seen(parties):
     """The noise divided among one holder more than counts: one who drops out, or the observer."""
     plan = plan_of(
         count_release(scale=1.5, adjacency="replace_one"), grid_bits=12, **parties_of(*parties)
@@ -128,7 +128,7 @@ def test_power_a_share_of_noise_that_is_too_small_is_seen(parties):
     assert exact_delta_of(plan, shares, certified, small) > DELTA
 
 
-def test_the_event_is_that_of_the_trusted_aggregator():
+def test_event_is_that_of_the_trusted_aggregator():
     for make in (count_release, histogram_release, moments_release, regression_release):
         trusted = make(adjacency="add_remove")
         plan = plan_of(trusted)
@@ -140,7 +140,7 @@ def test_the_event_is_that_of_the_trusted_aggregator():
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_noise_of_the_shares_covers_each_parts_noise(name):
+def test_grid_noise_of_the_shares_covers_each_parts_noise(name):
     """In every entry H shares less 4 units have the trusted variance, enlarged for the rounding."""
     plan = plan_of(RECORDS[name][0](), num_dropouts=1)
     units = np.ldexp(1.0, plan.grid.exponents)
@@ -190,7 +190,7 @@ def neighbours(name, adjacency, rng):
 @pytest.mark.parametrize("grid_bits", [4, 16])
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 @pytest.mark.parametrize("name", RECORDS)
-def test_neighbours_are_within_the_sensitivity_on_the_grid(name, adjacency, grid_bits):
+def test_to_units_moves_neighbours_within_the_sensitivity(name, adjacency, grid_bits):
     """The weighted distance over the noise of H shares is within mu of each part.
 
     Asymmetric bounds, extreme values, NaN, a holder without records and one with a single record.
@@ -214,7 +214,7 @@ def test_neighbours_are_within_the_sensitivity_on_the_grid(name, adjacency, grid
     assert found > (0.98 if grid_bits == 16 else 0.7)
 
 
-def test_sums_beyond_the_range_are_cut_off_and_do_not_wrap():
+def test_to_units_cuts_off_sums_beyond_the_range():
     plan = plan_of(count_release())
     huge = np.array([1e300, -1e300])
     units = plan.to_units(huge)
@@ -224,13 +224,13 @@ def test_sums_beyond_the_range_are_cut_off_and_do_not_wrap():
     assert plan.to_units([np.nan, np.inf]).tolist() == [0, 0]
 
 
-def test_whole_numbers_are_not_rounded():
+def test_to_units_does_not_round_whole_numbers():
     plan = plan_of(histogram_release(scale=0.3))
     counts = np.array([1.0, 0.0, 2**40, 77.0, 5.0])
     np.testing.assert_array_equal(plan.from_units(plan.to_units(counts)), counts)
 
 
-def test_the_largest_sum_holds_many_records():
+def test_largest_holder_sum_holds_many_records():
     plan = plan_of(regression_release(), num_holders=100, node_threshold=2)
     for part, exponent in zip(plan.mechanism.sum_parts, plan._part_exponents, strict=True):
         record = part.mechanism.sensitivity.value
@@ -238,7 +238,7 @@ def test_the_largest_sum_holds_many_records():
     assert plan.wrap_probability < 1e-100
 
 
-def test_the_probability_of_wrapping_is_that_of_all_holders_noise():
+def test_wrap_probability_is_that_of_all_holders_noise():
     """Above the normal tail, and within the factor by which the bound exceeds it."""
     plan = plan_of(count_release(scale=2.0**37), num_holders=1024, node_threshold=2)
     deviation = float(plan.grid.scales[0]) * math.sqrt(1024)
@@ -248,7 +248,7 @@ def test_the_probability_of_wrapping_is_that_of_all_holders_noise():
     assert exact < plan.wrap_probability < 3 * reach * exact
 
 
-def test_the_epsilons_of_the_adversaries():
+def test_adversaries_have_the_epsilon_of_their_noise():
     plan = plan_of(
         count_release(scale=2.0), num_holders=12, num_dropouts=2, num_colluders=3, num_nodes=4
     )
@@ -270,7 +270,7 @@ def names_of_adversaries(**parties):
     return [one.name for one in plan.adversaries(DELTA)]
 
 
-def test_the_certificate_counts_nodes_that_collude_with_the_analyst():
+def test_adversaries_count_nodes_that_collude_with_the_analyst():
     """2 t - M - 1 of them, without the analyst t - 1; all the same where one set can be opened."""
     additive = names_of_adversaries(num_dropouts=1)
     assert additive[1:] == [
@@ -297,7 +297,7 @@ def test_the_certificate_counts_nodes_that_collude_with_the_analyst():
     ]
 
 
-def test_epsilons_of_adversaries_are_rounded_up():
+def test_certificate_rounds_epsilons_of_adversaries_up():
     """Of eight plans, some of whose epsilons would be rounded down to the nearest number."""
     nearest = []
     for scale in np.linspace(1.0, 2.0, 8):
@@ -363,7 +363,7 @@ def test_plan_refuses_by_name(call, message):
         call()
 
 
-def test_calibration_scales_the_noise_of_the_holders():
+def test_calibrate_scales_the_noise_of_the_holders():
     plan = plan_of(regression_release(epsilon=3.0))
     found = calibrate(plan, epsilon=0.5, delta=DELTA)
     assert 0.495 <= found.certificate(DELTA).epsilon <= 0.5
@@ -372,7 +372,7 @@ def test_calibration_scales_the_noise_of_the_holders():
     assert np.all(after > 3 * before)
 
 
-def test_the_noise_of_those_who_contributed():
+def test_mechanism_for_has_the_noise_of_those_who_contributed():
     plan = plan_of(count_release(scale=2.0), num_holders=9, num_dropouts=3)
     assert plan.parties.num_noise_shares == 5
     for contributing in (6, 9):
@@ -405,7 +405,7 @@ def other_bounds():
     return [high, high.copy(), exchanged, signed, high.astype(np.float32)]
 
 
-def test_plans_that_differ_in_one_entry_of_an_array_are_told_apart():
+def test_fingerprint_differs_with_one_entry_of_an_array():
     first, equal, *others = plans = [bounded_plan(high) for high in other_bounds()]
     assert first == equal
     assert hash(first) == hash(equal)
@@ -420,7 +420,7 @@ def test_plans_that_differ_in_one_entry_of_an_array_are_told_apart():
 
 
 @pytest.mark.slow
-def test_fingerprints_do_not_depend_on_the_process():
+def test_fingerprint_does_not_depend_on_the_process():
     program = (
         "from test_plan import bounded_plan, other_bounds\n"
         "for high in other_bounds(): print(bounded_plan(high).message_format.fingerprint.hex())"

@@ -41,7 +41,7 @@ def random_round(rng, name, **parties):
     return plan, sums
 
 
-def test_the_opened_sum_is_that_of_the_perturbed_integers(monkeypatch):
+def test_run_round_opens_the_sum_of_perturbed_integers(monkeypatch):
     """Over random plans with drop-outs and dead nodes, the noise of each holder recorded."""
     rng = np.random.default_rng(11)
     sent = {}
@@ -78,7 +78,7 @@ def test_the_opened_sum_is_that_of_the_perturbed_integers(monkeypatch):
             np.testing.assert_array_equal(found, wanted)
 
 
-def test_released_sums_have_the_noise_of_those_who_stayed():
+def test_run_round_has_the_noise_of_those_who_stayed():
     plan = plan_of(histogram_release(scale=3.0), num_holders=6, num_dropouts=2)
     sums = [np.full(5, 10.0 * holder) for holder in range(6)]
     sums[1] = None
@@ -94,9 +94,7 @@ def test_released_sums_have_the_noise_of_those_who_stayed():
 
 
 @pytest.mark.parametrize(("num_known", "enough"), [(3, True), (4, False)])
-def test_what_remains_against_the_observer_is_the_trusted_aggregators_noise(
-    monkeypatch, num_known, enough
-):
+def test_run_round_leaves_the_trusted_noise_against_the_observer(monkeypatch, num_known, enough):
     """The observer and two colluders subtract all they sent; power: there are three colluders.
 
     Six standard errors of a deviation of 4,000 draws: false alarm 2e-9 each.
@@ -143,7 +141,7 @@ def counted():
     return plan, states, sent
 
 
-def test_every_kind_of_wrong_message_is_refused_by_its_code(counted):
+def test_receive_refuses_every_wrong_message_by_its_code(counted):
     plan, _, sent = counted
     node, data = NodeState(1), sent[2][1]
     other = plan_of(count_release(), num_dropouts=1, num_colluders=1)
@@ -171,7 +169,7 @@ def test_every_kind_of_wrong_message_is_refused_by_its_code(counted):
     assert receive(plan, node, data, holder=2).holders(0) == {2}  # power
 
 
-def test_a_share_without_an_identifier_of_its_draw_is_refused(counted):
+def test_receive_refuses_a_share_without_its_draw(counted):
     plan, _, sent = counted
     message = plan.message_format.from_bytes(
         sent[2][1], kind="share", sender=2, receiver=1, round_number=0
@@ -192,14 +190,14 @@ def share_message(words):
     )
 
 
-def test_words_that_are_no_residues_are_refused():
+def test_receive_refuses_words_that_are_no_residues():
     plan = plan_of(count_release(), node_threshold=2)
     words = np.array([2**61 - 1, 0], np.uint64)
     data = plan.message_format.to_bytes(share_message(words))
     assert code_of(receive, plan, NodeState(1), data, holder=2) == "share"
 
 
-def test_a_retry_changes_nothing_and_another_message_is_refused(counted):
+def test_receive_accepts_a_retry_and_no_other_message(counted):
     plan, states, sent = counted
     assert receive(plan, states[0], sent[2][0], holder=2) == states[0]
     again = holder_messages(plan, 2, np.array([3.0, 1.0]))
@@ -207,7 +205,7 @@ def test_a_retry_changes_nothing_and_another_message_is_refused(counted):
     assert code_of(receive, plan, states[0], again[0], holder=2) == "repeated"
 
 
-def test_a_node_opens_one_set_of_holders_in_a_round(counted):
+def test_open_sum_opens_one_set_in_a_round(counted):
     plan, states, sent = counted
     draws = draws_of(plan, states[0], range(5))
     state, opened = open_sum(plan, states[0], draws)
@@ -218,7 +216,7 @@ def test_a_node_opens_one_set_of_holders_in_a_round(counted):
     assert state.holders(0) == frozenset()  # the shares are gone
 
 
-def test_a_sum_with_too_little_noise_is_not_opened(counted):
+def test_open_sum_refuses_too_little_noise(counted):
     plan, states, _ = counted
     assert (
         code_of(open_sum, plan, states[0], draws_of(plan, states[0], range(3))) == "too few holders"
@@ -231,7 +229,7 @@ def test_a_sum_with_too_little_noise_is_not_opened(counted):
     )  # power: one drop-out is within the plan
 
 
-def test_rounds_are_apart():
+def test_node_state_has_rounds_apart():
     plan = gradient_plan(2, num_steps=8)
     states, _ = started(plan, [np.zeros(2)] * 4)
     later = holder_messages(plan, 2, np.zeros(2), round_number=7)
@@ -241,14 +239,14 @@ def test_rounds_are_apart():
     assert state.holders(7) == {2}
 
 
-def test_no_more_rounds_than_the_event_covers():
+def test_round_number_beyond_the_event_is_refused():
     with pytest.raises(ValueError, match="round_number must be a whole number, 0 to 7"):
         holder_messages(gradient_plan(2, num_steps=8), 0, np.zeros(2), round_number=8)
     with pytest.raises(ValueError, match="round_number must be a whole number, 0 to 0"):
         run_round(plan_of(count_release()), [np.zeros(2)] * 5, round_number=1)
 
 
-def test_openings_that_do_not_fit_are_refused(counted):
+def test_combine_refuses_openings_that_do_not_fit(counted):
     plan, states, _ = counted
     openings = {s.node: open_sum(plan, s, draws_of(plan, s, range(5)))[1] for s in states}
     assert combine(plan, openings).holders == set(range(5))
@@ -267,7 +265,7 @@ def test_openings_that_do_not_fit_are_refused(counted):
     assert code_of(combine, one_node, {**openings, 2: few}) == "holders"
 
 
-def test_dropped_holders_and_dead_nodes_end_a_round_beyond_the_plan():
+def test_run_round_ends_beyond_the_plans_dropouts_and_dead_nodes():
     plan = plan_of(count_release(), num_nodes=3, node_threshold=2, num_dropouts=1)
     sums = [np.ones(2)] * 5
     assert run_round(plan, [*sums[:4], None], dead_nodes=[1]).holders == {0, 1, 2, 3}
@@ -278,7 +276,7 @@ def test_dropped_holders_and_dead_nodes_end_a_round_beyond_the_plan():
         run_round(plan, sums[:4])
 
 
-def test_draws_that_enough_nodes_have():
+def test_agreed_draws_are_those_that_enough_nodes_have():
     one, two, three = {0: 5, 1: 6, 2: 7}, {1: 6, 2: 8}, {2: 7, 1: 6}
     assert agreed_draws([one, two, three], threshold=3) == {1: 6}
     assert agreed_draws([one, two, three], threshold=2) == {1: 6, 2: 7}
@@ -298,7 +296,7 @@ def redrawn(plan, sums, again):
     return states
 
 
-def test_shares_of_two_draws_are_not_opened_and_do_not_combine():
+def test_combine_refuses_shares_of_two_draws():
     plan = plan_of(count_release(), num_dropouts=1)
     states = redrawn(plan, [np.array([3.0, 1.0])] * 5, again=[1])
     received = [received_draws(plan, state) for state in states]
@@ -321,7 +319,7 @@ def test_shares_of_two_draws_are_not_opened_and_do_not_combine():
     assert combine(plan, openings).holders == {0, 1, 3, 4}
 
 
-def test_messages_at_other_parameters_are_refused():
+def test_parameters_of_another_round_are_refused():
     plan = gradient_plan(2)
     here, there = b"a" * 16, b"b" * 16
     sent = [
@@ -347,7 +345,7 @@ def test_messages_at_other_parameters_are_refused():
     assert combine(plan, openings, round_number=3, parameters=here).holders == {0, 1, 2, 3}
 
 
-def test_the_systems_entropy_is_used_unless_another_is_given():
+def test_perturb_uses_the_systems_entropy_by_default():
     plan = plan_of(regression_release())
     zeros = np.zeros(plan.size)
     assert np.any(perturb(plan, zeros) != perturb(plan, zeros))
@@ -356,6 +354,6 @@ def test_the_systems_entropy_is_used_unless_another_is_given():
 
 
 @pytest.mark.parametrize("holder", [-1, 5, 1.0])
-def test_an_index_out_of_range_is_refused(counted, holder):
+def test_holder_messages_refuses_an_index_out_of_range(counted, holder):
     with pytest.raises(ValueError, match="holder must be a whole number, 0 to 4"):
         holder_messages(counted[0], holder, np.zeros(2))

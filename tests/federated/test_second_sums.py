@@ -146,9 +146,7 @@ def plan_with(num_nodes, threshold, num_dropouts=1):
     ("num_nodes", "threshold", "most"),
     [(3, 2, 0), (3, 3, 2), (4, 3, 1), (5, 3, 0), (5, 4, 2), (7, 5, 2), (3, None, 2)],
 )
-def test_an_analyst_with_the_shares_of_few_nodes_opens_one_sum(
-    nodes_of, num_nodes, threshold, most
-):
+def test_analyst_with_shares_of_colluding_nodes_opens_one_sum(nodes_of, num_nodes, threshold, most):
     """Whatever number of nodes it asks for each set; with one node more it has the victim's."""
     plan = plan_with(num_nodes, threshold)
     assert plan.parties.num_colluding_nodes == most
@@ -159,7 +157,7 @@ def test_an_analyst_with_the_shares_of_few_nodes_opens_one_sum(
     np.testing.assert_array_equal(first - second, nodes.sent)
 
 
-def test_where_nobody_may_drop_out_no_node_opens_another_set(nodes_of):
+def test_node_opens_no_other_set_without_dropouts(nodes_of):
     nodes = nodes_of(plan_with(3, 2, num_dropouts=0))
     assert nodes.plan.parties.num_colluding_nodes == 1
     assert {nodes.ask(index, nodes.draws(OTHERS)) for index in range(3)} == {"too few holders"}
@@ -223,7 +221,7 @@ def are_all_one_sum(parties, num_colluding):
         (7, 6, 6, 4, 3),
     ],
 )
-def test_any_sets_of_honest_nodes_determine_one_sum(
+def test_num_colluding_nodes_leaves_one_sum_for_any_sets(
     num_nodes, threshold, num_holders, num_dropouts, most
 ):
     """Linear algebra over all that is opened. Power: with 2 t - M nodes two sums can be opened."""
@@ -239,7 +237,7 @@ def test_any_sets_of_honest_nodes_determine_one_sum(
     assert not are_all_one_sum(parties, 2 * threshold - num_nodes)
 
 
-def test_where_many_drop_out_three_honest_nodes_open_a_sum_of_another_kind():
+def test_parties_refuse_thresholds_that_open_weighted_sums():
     """Three nodes of which two suffice, asked for two halves and for all: 4 P + Q is learnt.
 
     So such parties are refused, though no two sums are opened.
@@ -256,7 +254,7 @@ def test_where_many_drop_out_three_honest_nodes_open_a_sum_of_another_kind():
 
 
 @pytest.mark.parametrize(("threshold", "most"), [(None, 2), (3, 2), (2, 0)])
-def test_restored_journals_of_few_nodes_open_one_sum(nodes_of, threshold, most):
+def test_restored_journals_of_colluding_nodes_open_one_sum(nodes_of, threshold, most):
     """As many as may collude; power: with one more the copies' second sum shows the victim."""
     for number in (most, most + 1):
         nodes = nodes_of(plan_with(3, threshold))
@@ -279,7 +277,7 @@ def test_restored_journals_of_few_nodes_open_one_sum(nodes_of, threshold, most):
             np.testing.assert_array_equal(difference, nodes.sent)
 
 
-def test_an_analyst_without_a_journal_has_the_set_opened_that_a_node_has_opened(nodes_of, tmp_path):
+def test_analyst_without_a_journal_takes_the_opened_set(nodes_of, tmp_path):
     """Two of three nodes were restored, and a late holder's share has come since."""
     nodes = nodes_of(plan_with(3, None))
     draws = nodes.draws(OTHERS)

@@ -24,7 +24,7 @@ def random_settings(count):
         yield sharing, int(rng.integers(1, 12)), int(rng.integers(1, 20)), rng
 
 
-def test_the_opened_sum_is_the_sum_of_the_integers():
+def test_reconstruct_gives_the_sum_of_the_integers():
     for sharing, num_holders, size, rng in random_settings(400):
         largest = (sharing.half_range - 1) // num_holders
         values = rng.integers(-largest, largest, (num_holders, size), endpoint=True)
@@ -40,7 +40,7 @@ def test_the_opened_sum_is_the_sum_of_the_integers():
 
 
 @pytest.mark.parametrize("sharing", [AdditiveSharing(3), ShamirSharing(4, threshold=3)])
-def test_the_ends_of_the_range(sharing):
+def test_reconstruct_gives_the_ends_of_the_range(sharing):
     most = sharing.half_range - 1
     values = np.array([0, 1, -1, most, -most])
     shares = dict(enumerate(sharing.share(SYSTEM, values)))
@@ -67,7 +67,7 @@ def joint_p(first, second, modulus):
 @pytest.mark.parametrize(
     ("sharing", "modulus"), [(AdditiveSharing(3), 2**64), (ShamirSharing(4, threshold=3), PRIME)]
 )
-def test_fewer_shares_than_the_threshold_are_uniform_and_independent(sharing, modulus, value):
+def test_share_is_uniform_below_the_threshold(sharing, modulus, value):
     shares = sharing.share(simulated_entropy(5), np.full(MANY, value))
     for share in shares:
         assert uniform_p(share, modulus) > FALSE_ALARM
@@ -111,7 +111,7 @@ class Tape:
         return np.array(taken, np.uint64).tobytes()
 
 
-def test_the_view_of_all_nodes_but_one_depends_on_the_total_alone():
+def test_additive_view_depends_on_the_total_alone():
     """For holders' values of equal sum there are masks that give these nodes the same view.
 
     The masks are uniform, and the map between them is one to one, so both views have the same
@@ -143,7 +143,7 @@ def test_the_view_of_all_nodes_but_one_depends_on_the_total_alone():
     assert view(values, masks, 0) != view(others, masks, 0)
 
 
-def test_the_view_of_fewer_nodes_than_the_threshold_depends_on_the_total_alone():
+def test_shamir_view_depends_on_the_total_alone():
     sharing, rng = ShamirSharing(3, threshold=2), np.random.default_rng(1)
     values, others = np.array([5, 900, 77]), np.array([80, 1, 901])
 
@@ -167,7 +167,7 @@ def test_the_view_of_fewer_nodes_than_the_threshold_depends_on_the_total_alone()
     assert view(values, slopes) != view(others, slopes)
 
 
-def test_products_modulo_the_prime():
+def test_times_is_the_product_modulo_the_prime():
     rng = np.random.default_rng(2)
     residues = np.append(rng.integers(0, PRIME, 200), [0, 1, PRIME - 1]).astype(np.uint64)
     for factor in [0, 1, 3, 65_535]:
@@ -178,7 +178,7 @@ def test_products_modulo_the_prime():
         assert sharing_module._times(residues, factor).tolist() == expected
 
 
-def test_residues_that_are_the_prime_are_drawn_again():
+def test_uniform_residues_draws_the_prime_again():
     tape = Tape([PRIME, 7, PRIME + 2**61, 2**63 + 9])
     assert sharing_module._uniform_residues(tape, 2).tolist() == [9, 7]
     assert tape.words == []

@@ -100,7 +100,7 @@ def keys_of(secret):
     return lambda: jax.random.fold_in(secret, next(count))
 
 
-def test_a_training_in_rounds_is_that_of_one_process(network_of):
+def test_gradient_training_in_rounds_equals_one_process(network_of):
     """The same batches, noise and steps: equal parameters. Power: other batches."""
     plan = plan_of(ClippedGradientSum(steps(60), 3), num_holders=3, num_nodes=2)
     rng = np.random.default_rng(1)
@@ -174,7 +174,7 @@ def gaussian_guide(x, y=None):
 
 
 @pytest.mark.slow
-def test_variational_inference_in_rounds(network_of):
+def test_svi_training_reaches_the_posterior_mean(network_of):
     """The location comes near the posterior mean; certificate and result are DPSVI's."""
     svi = DPSVI(
         gaussian_model,
@@ -218,7 +218,7 @@ def test_variational_inference_in_rounds(network_of):
         assert bool(jnp.all(one == other))
 
 
-def test_another_number_of_holders_records_keeps_the_rate():
+def test_svi_with_num_examples_keeps_the_rate():
     svi = DPSVI(
         gaussian_model,
         gaussian_guide,
@@ -301,7 +301,7 @@ NOISES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("name", CHAINS)
-def test_chains_over_holders_have_the_posteriors_variance(name, noise):
+def test_gradient_training_of_chains_has_the_posteriors_variance(name, noise):
     """With more noise than planned the steps are smaller. Power: with planned steps too wide.
 
     The discretisation raises the variance by some 5 %. Six standard errors by the autocorrelation
@@ -315,7 +315,7 @@ def test_chains_over_holders_have_the_posteriors_variance(name, noise):
     assert wide.var() > 1.2 * deviation**2
 
 
-def test_noise_of_those_who_stayed_over_the_planned_noise():
+def test_noise_factor_is_that_of_mechanism_for():
     plan = plan_of(ClippedGradientSum(steps(60), 3), num_holders=9, num_dropouts=3)
     for contributing in (6, 9):
         wider = plan.mechanism_for(contributing).mechanism.noise_multiplier
@@ -335,7 +335,7 @@ def parameters_message(plan, node, words, round_number, digest=None):
     return plan.message_format.to_bytes(message)
 
 
-def test_a_node_goes_forward_with_one_set_of_parameters_in_a_round(network_of):
+def test_node_takes_one_set_of_parameters_in_a_round(network_of):
     plan = plan_of(ClippedGradientSum(steps(60), 3), num_holders=3, num_nodes=2)
     network = network_of(plan)
     call, words = network.caller("analyst"), np.arange(3, dtype=np.uint64)
@@ -359,7 +359,7 @@ def test_a_node_goes_forward_with_one_set_of_parameters_in_a_round(network_of):
     assert network.nodes[0].round_number == 2
 
 
-def test_parameters_that_a_node_altered_are_refused_and_found_by_the_others(network_of):
+def test_training_holder_with_altered_parameters_is_refused(network_of):
     """A holder that got other parameters than the nodes have is refused by their digest."""
     plan = plan_of(ClippedGradientSum(steps(60), 3), num_holders=3, num_nodes=2)
     network = network_of(plan)
@@ -389,7 +389,7 @@ def test_parameters_that_a_node_altered_are_refused_and_found_by_the_others(netw
     assert spent_rounds(again._journal) == {0}
 
 
-def test_messages_on_disk_are_not_sent_at_other_parameters(network_of):
+def test_journalled_messages_are_not_sent_at_other_parameters(network_of):
     """The holder's process ended before a node answered, and the round has other parameters."""
     plan = plan_of(ClippedGradientSum(steps(60), 3), num_holders=3, num_nodes=2)
     journal = network_of(plan).journal("holder-0")
@@ -399,7 +399,7 @@ def test_messages_on_disk_are_not_sent_at_other_parameters(network_of):
     assert code_of(journalled_messages, plan, 0, lambda: None, journal, **options) == "spent"
 
 
-def test_a_training_of_other_parameters_than_the_plans_is_refused(network_of):
+def test_parameter_format_refuses_another_number_of_parameters(network_of):
     plan = plan_of(ClippedGradientSum(steps(60), 4), num_holders=3, num_nodes=2)
     training = gradient_training(
         squared_error, START, optax.sgd(0.1), mechanism=plan.mechanism.mechanism

@@ -31,6 +31,12 @@ bounds = [0.0, 100.0]
 scale = 50.0
 adjacency = "add_remove"
 """
+NO_SUM = """
+[plan.mechanism]
+type = "dpjax.federated.Parties"
+num_holders = 5
+num_nodes = 3
+"""
 REGRESSION = """
 [plan.mechanism]
 type = "dpjax.bayes.regression.PerturbedStatistics.from_epsilon"
@@ -67,7 +73,7 @@ def study_of(tmp_path, text):
     return read_study(path)
 
 
-def test_a_study_is_the_plan_that_python_builds(tmp_path):
+def test_read_study_builds_the_plan_of_python(tmp_path):
     family = DirichletMultinomial((1.0,) * 3)
     moves = Sensitivity(1.0, "l2", "add_remove", shape=(3,))
     histogram = SufficientStatisticsMechanism(family, Gaussian(moves, scale=4.0))
@@ -98,7 +104,7 @@ def test_a_study_is_the_plan_that_python_builds(tmp_path):
         ("[plan.parties]", "[plan]\ngrid_bits = 17\n[plan.parties]"),
     ],
 )
-def test_every_part_of_the_plan_is_in_the_fingerprint(tmp_path, old, new):
+def test_fingerprint_differs_with_every_number_of_the_plan(tmp_path, old, new):
     one, other = (
         study_of(tmp_path, text).plan.message_format.fingerprint
         for text in (HEAD + SUM, (HEAD + SUM).replace(old, new))
@@ -126,22 +132,24 @@ def test_every_part_of_the_plan_is_in_the_fingerprint(tmp_path, old, new):
         ("type =", "kind =", "plan.mechanism must be a table with the key type"),
         ("[plan.mechanism]", "[plan.mechanism", "config must be a TOML file"),
         ("mechanisms.ClippedSum", "federated.Parties", "must be a table of num_holders"),
+        (SUM, NO_SUM, "plan: mechanism must release a sum over records"),
+        ("\nnodes", "\nprogram = 'none.py'\nnodes", "program must be a file"),
+        ("\nnodes", "\nprogram = 7\nnodes", "program must be the name of a file"),
+        (
+            "\nnodes",
+            "\nprogram = 'study.toml'\nnodes",
+            "the mechanism is no dpjax.federated.ClippedGradientSum",
+        ),
     ],
 )
-def test_what_is_not_allowed_is_named(tmp_path, old, new, message):
+def test_read_study_refuses_by_name(tmp_path, old, new, message):
     text = HEAD + SUM
     assert old in text
     with pytest.raises(ValueError, match=re.escape(message)):
         study_of(tmp_path, text.replace(old, new))
 
 
-def test_a_type_that_is_no_sum_is_refused(tmp_path):
-    text = '[plan.mechanism]\ntype = "dpjax.federated.Parties"\nnum_holders = 5\nnum_nodes = 3\n'
-    with pytest.raises(ValueError, match="plan: mechanism must release a sum over records"):
-        study_of(tmp_path, HEAD + text)
-
-
-def test_the_files_of_the_how_to_page_are_read(folder):
+def test_read_settings_reads_the_how_to_page(folder):
     blocks = re.findall(r"```toml\n(.*?)```", HOW_TO.read_text("utf-8"), re.DOTALL)
     assert len(blocks) == 3
     (folder / "study.toml").write_text(blocks[0])
@@ -178,7 +186,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_settings_of_a_holder(folder):
+def test_read_settings_of_a_holder(folder):
     (folder / "holder.toml").write_text(HOLDER)
     found = read_settings(folder / "holder.toml", "holder")
     assert (found.index, found.arrays) == (3, ("x", "y"))
@@ -202,7 +210,7 @@ def test_settings_of_a_holder(folder):
         ('"records.npz"', '"study.toml"', "data must be an npz file, got"),
     ],
 )
-def test_settings_that_are_not_allowed_are_named(folder, capfd, old, new, message):
+def test_main_refuses_settings_of_a_holder_by_name(folder, capfd, old, new, message):
     """By the command, with status 2 and without a traceback."""
     assert old in HOLDER
     (folder / "holder.toml").write_text(HOLDER.replace(old, new))
@@ -220,16 +228,14 @@ def test_settings_that_are_not_allowed_are_named(folder, capfd, old, new, messag
         ('"released.npz"', 0, "delta must be in (0, 1), got 0"),
     ],
 )
-def test_settings_of_an_analyst_are_checked_before_the_release(
-    folder, capfd, result, delta, message
-):
+def test_main_refuses_settings_of_an_analyst_by_name(folder, capfd, result, delta, message):
     kept = HOLDER[: HOLDER.index("data")].replace("index = 3", "")
     (folder / "analyst.toml").write_text(f"{kept}result = {result}\ndelta = {delta}")
     assert main(["analyst", "--config", str(folder / "analyst.toml")]) == 2
     assert message in capfd.readouterr().err
 
 
-def test_no_configuration(tmp_path, capfd):
+def test_main_without_configuration_is_refused(tmp_path, capfd):
     assert main(["analyst", "--config", str(tmp_path / "none.toml")]) == 2
     assert "config must be a file, got" in capfd.readouterr().err
     with pytest.raises(SystemExit):
@@ -238,7 +244,7 @@ def test_no_configuration(tmp_path, capfd):
         main(["auditor", "--config", "file"])
 
 
-def test_keys_by_one_command(tmp_path, capfd):
+def test_main_keys_writes_keys_once(tmp_path, capfd):
     command = ["keys", str(tmp_path / "keys"), "--holders", "2", "--nodes", "2"]
     assert main(command) == 0
     assert len(list((tmp_path / "keys").iterdir())) == 11
@@ -274,7 +280,7 @@ def training(mechanism):
 """
 
 
-def test_a_program_is_part_of_the_plan(tmp_path):
+def test_load_training_refuses_another_program_than_the_plans(tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
     head = 'program = "train.py"' + HEAD
     study = study_of(tmp_path, head + TRAINING)
@@ -300,20 +306,9 @@ def test_a_program_is_part_of_the_plan(tmp_path):
         ),
     ],
 )
-def test_programs_that_do_not_fit_the_plan_are_refused(tmp_path, old, new, message):
+def test_load_training_refuses_by_name(tmp_path, old, new, message):
     assert old in PROGRAM
     (tmp_path / "train.py").write_text(PROGRAM.replace(old, new))
     study = study_of(tmp_path, 'program = "train.py"' + HEAD + TRAINING)
     with pytest.raises(ValueError, match=re.escape(message)):
         study.load_training()
-
-
-def test_programs_of_other_mechanisms_and_missing_ones_are_refused(tmp_path):
-    (tmp_path / "train.py").write_text(PROGRAM)
-    with pytest.raises(
-        ValueError, match=r"the mechanism is no dpjax\.federated\.ClippedGradientSum"
-    ):
-        study_of(tmp_path, 'program = "train.py"' + HEAD + SUM)
-    for name, message in (('"none.py"', "program must be a file"), ("7", "the name of a file")):
-        with pytest.raises(ValueError, match=message):
-            study_of(tmp_path, f"program = {name}" + HEAD + TRAINING)

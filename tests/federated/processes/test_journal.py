@@ -26,7 +26,7 @@ class PointsUntil:
             raise Killed
 
 
-def test_an_entry_is_whole_or_absent_wherever_the_process_ends(monkeypatch, tmp_path):
+def test_write_is_whole_or_absent_wherever_the_process_ends(monkeypatch, tmp_path):
     outcomes = []
     for last in range(10):
         with Journal(tmp_path / str(last), "node 0") as own, monkeypatch.context() as patched:
@@ -70,7 +70,7 @@ class RecordedOs:
         os.replace(source, target)
 
 
-def test_an_entry_is_on_disk_before_it_has_its_name(monkeypatch, tmp_path):
+def test_write_is_on_disk_before_it_has_its_name(monkeypatch, tmp_path):
     """The whole file first, then its name, then the folder's list of names."""
     calls = []
     with Journal(tmp_path / "own", "node 0") as own:
@@ -86,7 +86,7 @@ def test_an_entry_is_on_disk_before_it_has_its_name(monkeypatch, tmp_path):
     ]
 
 
-def test_an_entry_is_written_once(tmp_path):
+def test_write_refuses_an_entry_that_exists(tmp_path):
     with Journal(tmp_path, "node 0") as own:
         own.write("entry", b"one")
         with pytest.raises(ValueError, match="name must be of a new entry, got 'entry'"):
@@ -96,7 +96,7 @@ def test_an_entry_is_written_once(tmp_path):
         assert own.read("entry") is None
 
 
-def test_files_are_readable_by_their_owner_alone(tmp_path):
+def test_journal_files_are_readable_by_their_owner_alone(tmp_path):
     before = os.umask(0)
     try:
         with Journal(tmp_path / "new", "node 0") as own:
@@ -108,7 +108,7 @@ def test_files_are_readable_by_their_owner_alone(tmp_path):
     assert modes == {0o600}
 
 
-def test_a_second_process_another_party_and_foreign_folders_are_refused(tmp_path):
+def test_journal_refuses_other_processes_parties_and_folders(tmp_path):
     with (
         Journal(tmp_path / "one", "node 0"),
         pytest.raises(ValueError, match=r"journal '.*one' is in use by another run"),
@@ -123,7 +123,7 @@ def test_a_second_process_another_party_and_foreign_folders_are_refused(tmp_path
     Journal(tmp_path / "one", "node 0").close()  # refusals leave no lock
 
 
-def test_damage_is_found(tmp_path):
+def test_read_refuses_damage(tmp_path):
     with Journal(tmp_path, "node 0") as own:
         own.write("entry", b"0123456789")
         path = tmp_path / "entry"
@@ -134,7 +134,7 @@ def test_damage_is_found(tmp_path):
                 own.read("entry")
 
 
-def test_a_holder_sends_the_same_bytes_and_no_other_records_in_a_round(tmp_path):
+def test_journalled_messages_are_the_same_in_a_round(tmp_path):
     plan = plan_of(count_release())
     with Journal(tmp_path, "holder 2") as own:
         assert spent_rounds(own) == frozenset()

@@ -41,7 +41,7 @@ def all_violations(monkeypatch, folder, num_rounds=NUM_ROUNDS, **broken):
     return found, kills, results
 
 
-def test_no_kill_makes_a_party_send_what_it_must_not(monkeypatch, tmp_path):
+def test_round_under_random_kills_has_no_violation(monkeypatch, tmp_path):
     found, kills, results = all_violations(monkeypatch, tmp_path)
     assert found == set()
     assert kills >= NUM_ROUNDS  # the rounds were disturbed
@@ -87,12 +87,12 @@ def redrawn_messages(plan, holder, statistic, journal):
         ),
     ],
 )
-def test_a_broken_party_is_found(monkeypatch, tmp_path, broken, expected):
+def test_power_broken_party_is_found(monkeypatch, tmp_path, broken, expected):
     found, _, _ = all_violations(monkeypatch, tmp_path, **broken)
     assert expected <= found
 
 
-def test_shares_without_masks_are_found(monkeypatch, tmp_path):
+def test_power_shares_without_masks_are_found(monkeypatch, tmp_path):
     def unmasked(sharing, entropy, values):
         return [values.astype(np.uint64), *[np.zeros(values.size, np.uint64)] * 2][
             : sharing.num_nodes
@@ -103,7 +103,7 @@ def test_shares_without_masks_are_found(monkeypatch, tmp_path):
     assert "an unmasked sum left a holder" in found
 
 
-def test_nodes_that_open_any_set_are_found(monkeypatch, tmp_path):
+def test_power_nodes_that_open_any_set_are_found(monkeypatch, tmp_path):
     monkeypatch.setattr(Parties, "least_holders", 1)
     found, _, _ = all_violations(monkeypatch, tmp_path, num_rounds=20)
     assert "a sum of too few holders was opened" in found
@@ -116,7 +116,7 @@ def one_kill(broken):
     return simulate
 
 
-def test_a_kill_at_any_point_of_a_round(monkeypatch, tmp_path):
+def test_round_survives_a_kill_at_any_point(monkeypatch, tmp_path):
     """Every message and answer, before and after it is sent, and every call of a write to disk."""
     found, names = kill_at_each_point(monkeypatch, tmp_path, one_kill({}), most=12)
     assert found == set()

@@ -23,12 +23,12 @@ from dpjax.federated.processes.node import Node, party_index
     "name",
     ["holder-01", "holder--1", "holder-", "Holder-1", "holder-1 ", "node-1", "1", "holder-²"],
 )
-def test_names_that_are_no_holders(name):
+def test_party_index_refuses_other_names(name):
     assert code_of(party_index, "holder", name) == "sender"
     assert party_index("holder", "holder-10") == 10
 
 
-def test_rounds_of_one_journal_are_apart(tmp_path):
+def test_node_has_rounds_of_one_journal_apart(tmp_path):
     plan = gradient_plan(2, num_steps=20)
     sums = [np.full(2, float(h)) for h in range(4)]
     with Journal(tmp_path, "node 0") as journal:
@@ -53,7 +53,7 @@ def test_rounds_of_one_journal_are_apart(tmp_path):
         assert Node(plan, 0, journal, round_number=11).state.holders(11) == {0, 1, 2, 3}
 
 
-def test_shares_left_beside_an_opening_are_deleted(tmp_path):
+def test_node_deletes_shares_left_beside_an_opening(tmp_path):
     """The process ended between the two."""
     plan = plan_of(histogram_release(), num_holders=3)
     with Journal(tmp_path, "node 0") as journal:
@@ -68,7 +68,7 @@ def test_shares_left_beside_an_opening_are_deleted(tmp_path):
         assert journal.names() == ["opening-0"]
 
 
-def test_a_node_that_is_stopped_writes_nothing(tmp_path):
+def test_node_that_is_stopped_writes_nothing(tmp_path):
     plan = plan_of(histogram_release(), num_holders=3)
     data = holder_messages(plan, 1, np.zeros(5))[0]
     with Journal(tmp_path, "node 0") as journal:
@@ -109,7 +109,7 @@ def shamir_plan(**parties):
     return plan_of(histogram_release(), num_holders=4, num_nodes=3, node_threshold=2, **parties)
 
 
-def test_a_node_that_lacks_shares_is_left_out_where_others_suffice(journal_of):
+def test_analyst_leaves_out_a_node_that_lacks_shares(journal_of):
     plan = shamir_plan()
     network = Nodes(plan, journal_of, {2: {0, 3}})
     analyst = Analyst(plan, journal_of("analyst"))
@@ -119,7 +119,7 @@ def test_a_node_that_lacks_shares_is_left_out_where_others_suffice(journal_of):
 
 
 @pytest.mark.parametrize("plan", [shamir_plan(), plan_of(histogram_release(), num_holders=4)])
-def test_answers_that_are_no_messages_are_not_used(journal_of, plan):
+def test_analyst_does_not_use_answers_that_are_no_messages(journal_of, plan):
     """Shamir's other nodes suffice; where all are needed, the round ends."""
     network = Nodes(plan, journal_of, {})
 
@@ -135,7 +135,7 @@ def test_answers_that_are_no_messages_are_not_used(journal_of, plan):
         assert analyst.codes == {0: "format"}
 
 
-def test_two_sets_at_different_nodes_end_the_round_without_a_result(journal_of):
+def test_analyst_ends_the_round_at_two_opened_sets(journal_of):
     plan = plan_of(histogram_release(), num_holders=4, num_dropouts=1)
     network = Nodes(plan, journal_of, {})
     network.open(1, [0, 1, 2])
@@ -146,7 +146,7 @@ def test_two_sets_at_different_nodes_end_the_round_without_a_result(journal_of):
     )
 
 
-def test_a_set_that_one_node_has_opened_is_the_set_of_all(journal_of):
+def test_analyst_takes_the_set_that_a_node_has_opened(journal_of):
     plan = plan_of(histogram_release(), num_holders=4, num_dropouts=1)
     network = Nodes(plan, journal_of, {})
     network.open(1, [0, 1, 2])
@@ -154,7 +154,7 @@ def test_a_set_that_one_node_has_opened_is_the_set_of_all(journal_of):
     assert result.holders == {0, 1, 2}
 
 
-def test_an_analyst_with_another_plan_gets_the_code(journal_of):
+def test_analyst_of_another_plan_is_refused(journal_of):
     plan = plan_of(histogram_release(), num_holders=4, num_dropouts=1)
     network = Nodes(plan, journal_of, {})
     other = plan_of(histogram_release(scale=5.0), num_holders=4, num_dropouts=1)
@@ -171,7 +171,7 @@ def redrawn(plan, network, holder, nodes):
             network.nodes[node].answer(f"holder-{holder}", "share", data)
 
 
-def test_a_holder_with_shares_of_two_draws_is_left_out(journal_of):
+def test_analyst_leaves_out_a_holder_of_two_draws(journal_of):
     """It lost its journal after a part of its shares was delivered, and drew again."""
     plan = plan_of(histogram_release(), num_holders=4, num_dropouts=1)
     network = Nodes(plan, journal_of, {1: {3}, 2: {3}})
@@ -182,7 +182,7 @@ def test_a_holder_with_shares_of_two_draws_is_left_out(journal_of):
     assert np.abs(result.released).max() < 100
 
 
-def test_a_round_that_needs_a_holder_of_two_draws_ends_with_the_code(journal_of):
+def test_analyst_ends_a_round_that_needs_a_holder_of_two_draws(journal_of):
     plan = plan_of(histogram_release(), num_holders=4)
     network = Nodes(plan, journal_of, {1: {3}, 2: {3}})
     redrawn(plan, network, 3, (1, 2))
@@ -195,7 +195,7 @@ def test_a_round_that_needs_a_holder_of_two_draws_ends_with_the_code(journal_of)
         assert code_of(network.call, node, "agreed", data) == "draw"
 
 
-def test_power_without_the_identifier_the_sum_of_two_draws_is_opened(journal_of, monkeypatch):
+def test_power_analyst_opens_two_draws_without_identifiers(journal_of, monkeypatch):
     """All draws with one identifier: the result is no sum, and nobody notices."""
     monkeypatch.setattr(protocol, "uniform_words", lambda entropy, size: np.ones(size, np.uint64))
     plan = plan_of(histogram_release(), num_holders=4)
@@ -205,7 +205,7 @@ def test_power_without_the_identifier_the_sum_of_two_draws_is_opened(journal_of,
     assert np.abs(result.released).max() > 1e6
 
 
-def test_shamirs_nodes_with_one_draw_suffice(journal_of):
+def test_analyst_combines_nodes_with_one_draw(journal_of):
     plan = shamir_plan()
     network = Nodes(plan, journal_of, {1: {3}, 2: {3}})
     redrawn(plan, network, 3, (1, 2))

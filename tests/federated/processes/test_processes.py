@@ -48,7 +48,7 @@ def released(folder):
         return float(file["released"][0]), file["holders"].tolist()
 
 
-def test_a_node_is_killed_and_started_again(study):
+def test_node_that_is_killed_and_started_again_opens_the_same(study):
     """When it has opened its sum; the round ends with the result of all, and the same opening."""
     folder, parties = study(0)
     processes = start_all(folder, parties)
@@ -67,7 +67,7 @@ def test_a_node_is_killed_and_started_again(study):
 
 
 @pytest.mark.parametrize(("num_dropouts", "time_limit"), [(1, 120.0), (0, 20.0)])
-def test_a_holder_is_killed_and_stays_away(study, num_dropouts, time_limit):
+def test_holder_that_stays_away_is_left_out(study, num_dropouts, time_limit):
     """Before it could send: a sum of the others, or no result where their noise is too little."""
     folder, parties = study(num_dropouts, time_limit)
     processes = start_all(folder, parties)
@@ -88,7 +88,7 @@ def test_a_holder_is_killed_and_stays_away(study, num_dropouts, time_limit):
         assert {outcomes[f"node-{node}"][1].strip() for node in range(2)} == {"opened: nothing"}
 
 
-def test_a_holder_is_killed_with_messages_on_disk_and_sends_the_same(study):
+def test_holder_that_is_killed_sends_the_same(study):
     folder, parties = study(0)
     processes = start_all(folder, parties)
     shares = folder / "journal-holder-1" / "shares-0"
@@ -103,7 +103,7 @@ def test_a_holder_is_killed_with_messages_on_disk_and_sends_the_same(study):
     assert "spent: 1 of 1 rounds" in outcomes["holder-1"][1]
 
 
-def test_parties_with_different_plans_refuse_each_other(study):
+def test_parties_of_another_plan_are_refused(study):
     """One holder's file has other noise: its messages are refused by their code, and the round."""
     folder, _ = study(0)
     other = (folder / "study.toml").read_text().replace("scale = 0.01", "scale = 0.02")
@@ -166,7 +166,7 @@ def kill_and_start(folder, processes, name):
     processes[name] = start(folder, name)
 
 
-def test_parties_of_a_training_are_killed_and_started_again(training):
+def test_training_ends_when_killed_parties_start_again(training):
     """A holder, a node and the analyst in the middle of fifty rounds: all of them end."""
     folder, parties = training
     processes = start_all(folder, parties)
@@ -181,7 +181,7 @@ def test_parties_of_a_training_are_killed_and_started_again(training):
         np.testing.assert_allclose(file["params"], [0.7, -0.4], atol=0.1)
 
 
-def test_a_training_without_one_of_its_holders_ends_and_goes_on_when_it_is_back(training):
+def test_training_without_a_holder_goes_on_when_it_is_back(training):
     """The analyst's time is over: a clear code. All are started again, and the training ends."""
     folder, parties = training
     study = (folder / "study.toml").read_text()
@@ -204,7 +204,7 @@ def test_a_training_without_one_of_its_holders_ends_and_goes_on_when_it_is_back(
         assert outcomes[f"holder-{holder}"][1].strip() == "spent: 50 of 50 rounds of the plan"
 
 
-def test_a_party_with_another_program_is_refused(training):
+def test_party_of_another_program_is_refused(training):
     folder, _ = training
     other = (folder / "program.py").read_text().replace("0.5 *", "0.4 *")
     (folder / "other.py").write_text(other)

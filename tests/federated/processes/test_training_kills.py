@@ -71,7 +71,7 @@ def one_kill(**broken):
     return simulate
 
 
-def test_a_kill_at_any_message_of_a_training(monkeypatch, tmp_path):
+def test_training_survives_a_kill_at_any_message(monkeypatch, tmp_path):
     """Of every kind, before and after it is sent and answered, and at calls of writes to disk."""
     found, names = kill_at_each_point(monkeypatch, tmp_path, one_kill(), most=4)
     assert found == set()
@@ -88,7 +88,7 @@ def simulate(monkeypatch, folder, seed, num_steps):
     return TrainingSimulation(plan, folder / str(seed), rng, points, lost=lost).run(monkeypatch)
 
 
-def test_trainings_of_fifty_rounds_under_random_kills(monkeypatch, tmp_path):
+def test_training_of_fifty_rounds_survives_random_kills(monkeypatch, tmp_path):
     results = []
     for seed in range(6):
         views = simulate(monkeypatch, tmp_path, seed, num_steps=50)
@@ -140,12 +140,12 @@ def redrawn_messages(plan, holder, statistic, journal, **options):
         ({"node": AcceptsBeforeJournal}, "one kill of a party that comes back ends the round"),
     ],
 )
-def test_power_a_broken_party_of_a_training_is_found(monkeypatch, tmp_path, broken, expected):
+def test_power_broken_party_of_a_training_is_found(monkeypatch, tmp_path, broken, expected):
     found, _ = kill_at_each_point(monkeypatch, tmp_path, one_kill(**broken), most=2)
     assert expected in found
 
 
-def test_power_noise_that_is_drawn_twice_in_a_round_is_found(monkeypatch, tmp_path):
+def test_power_noise_drawn_twice_in_a_round_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(holder_module, "journalled_messages", redrawn_messages)
     found, _ = kill_at_each_point(monkeypatch, tmp_path, one_kill(), most=2)
     assert "a holder sent two different messages to a node" in found
@@ -176,7 +176,7 @@ def _takes_any_parameters(node, data):
     return b""
 
 
-def test_a_point_that_is_not_reached_kills_nobody(monkeypatch, tmp_path):
+def test_training_without_kills_has_its_result(monkeypatch, tmp_path):
     views = one_kill()(tmp_path, PointAt()).run(monkeypatch)
     assert (views.num_kills, views.code) == (0, None)
     np.testing.assert_array_equal(views.result["w"], final_params(views))

@@ -96,7 +96,7 @@ def run_holder(network, keys, holder, folder):
     assert set(delivery.codes.values()) == {None}
 
 
-def test_a_round_over_tls_has_the_result_of_one_process(tmp_path, keys, network):
+def test_round_over_tls_has_the_result_of_one_process(tmp_path, keys, network):
     """All holders at once, each from its own thread."""
     threads = [
         threading.Thread(target=run_holder, args=(network, keys, holder, tmp_path))
@@ -118,7 +118,7 @@ def test_a_round_over_tls_has_the_result_of_one_process(tmp_path, keys, network)
     np.testing.assert_array_equal(result.released, PLAN.from_units(np.sum(noisy, axis=0)))
 
 
-def test_holders_that_are_missing_are_left_out_once_waiting_is_over(tmp_path, keys, network):
+def test_analyst_leaves_out_missing_holders_once_waiting_is_over(tmp_path, keys, network):
     for holder in range(3):
         run_holder(network, keys, holder, tmp_path)
     with (
@@ -142,7 +142,7 @@ def _nobody(node, kind, data):
     raise ProtocolError("unreachable")
 
 
-def test_who_is_not_of_the_study_is_not_answered(keys, network):
+def test_serve_does_not_answer_parties_of_no_study(keys, network):
     """No certificate, plain text, another authority: no answer. Power: the last call."""
     node, (first, *_) = network.nodes[0], network.addresses
     data = holder_messages(PLAN, 1, SUMS[1])[0]
@@ -164,7 +164,7 @@ def test_who_is_not_of_the_study_is_not_answered(keys, network):
     assert node.state.holders(0) == {1}
 
 
-def test_a_certificate_is_good_for_its_own_messages_alone(keys, network):
+def test_serve_refuses_messages_of_another_name(keys, network):
     data = holder_messages(PLAN, 1, SUMS[1])
     node, own = network.nodes[0], keys / "own"
     query = from_analyst(PLAN, "query", 0)
@@ -184,7 +184,7 @@ def test_a_certificate_is_good_for_its_own_messages_alone(keys, network):
 
 
 @pytest.mark.parametrize("more", [(), ("analyst",)])
-def test_a_certificate_with_two_names_is_nobodys(monkeypatch, tmp_path, more):
+def test_serve_refuses_a_certificate_of_two_names(monkeypatch, tmp_path, more):
     """Its first name would do; power: that name alone is answered."""
     senders = []
 
@@ -210,7 +210,7 @@ def test_a_certificate_with_two_names_is_nobodys(monkeypatch, tmp_path, more):
 
 
 @pytest.mark.parametrize("party", ["node-1", "holder-0", "analyst"])
-def test_nobody_answers_in_place_of_a_node(keys, party):
+def test_channels_refuse_another_certificate_than_the_nodes(keys, party):
     """Another party's certificate at the address of node 0; power: its own."""
     received = []
 
@@ -230,7 +230,7 @@ def test_nobody_answers_in_place_of_a_node(keys, party):
     assert received == [b"data"]
 
 
-def test_messages_that_do_not_fit_are_refused_by_their_code(keys, network):
+def test_call_is_refused_by_the_nodes_code(keys, network):
     sent = holder_messages(PLAN, 1, SUMS[1])
     other = plan_of(histogram_release(), num_holders=4, num_dropouts=2)
     altered = bytearray(sent[0])
@@ -254,7 +254,7 @@ def test_messages_that_do_not_fit_are_refused_by_their_code(keys, network):
     assert [node.state.holders(0) for node in network.nodes] == [{1}, frozenset(), frozenset()]
 
 
-def test_an_error_that_is_no_refusal_crosses_the_wire_without_its_text(keys, capfd):
+def test_serve_sends_no_text_of_an_error(keys, capfd):
     def answer(sender, kind, data):
         raise RuntimeError("the private value 1234.5")
 
@@ -270,7 +270,7 @@ def test_an_error_that_is_no_refusal_crosses_the_wire_without_its_text(keys, cap
     assert "1234.5" in capfd.readouterr().err  # of the node's own machine
 
 
-def test_texts_of_a_node_are_no_codes(keys):
+def test_call_takes_no_text_for_a_code(keys):
     def answer(sender, kind, data):
         raise ProtocolError("1234.5")
 
@@ -281,7 +281,7 @@ def test_texts_of_a_node_are_no_codes(keys):
         assert code_of(own.call, 0, "share", b"") == "internal"
 
 
-def test_no_call_lasts_longer_than_its_time(keys):
+def test_call_ends_at_its_time(keys):
     stop = threading.Event()
 
     def answer(sender, kind, data):
@@ -319,7 +319,7 @@ def calls_without_a_body(address, party, *, connections, calls):
         yield opened
 
 
-def test_open_calls_of_one_holder_do_not_keep_others_waiting(keys, network):
+def test_serve_limits_open_calls_of_one_holder(keys, network):
     """80 of them, and a share of another holder; then its own again."""
     shares = {holder: holder_messages(PLAN, holder, SUMS[holder])[0] for holder in (0, 1)}
     first, own = network.addresses[0], keys / "own"
@@ -340,7 +340,7 @@ def test_open_calls_of_one_holder_do_not_keep_others_waiting(keys, network):
     assert network.nodes[0].state.holders(0) == {0, 1}
 
 
-def test_a_call_without_a_message_is_refused(keys, network, capfd):
+def test_serve_refuses_a_call_without_a_message(keys, network, capfd):
     party = identity(keys / "own", "holder-0")
     with (
         channel_of_grpc(network.addresses[0], party) as channel,
@@ -368,7 +368,7 @@ def forward(listener, port):
                 threading.Thread(target=copy_slowly, args=pair, daemon=True).start()
 
 
-def test_a_slow_connection_is_waited_for(keys):
+def test_channels_wait_for_a_slow_connection(keys):
     """Each piece of the handshake takes 0.2 seconds, as between continents."""
     with (
         network_of([lambda *_: b"answer"], keys / "own") as (node,),
@@ -381,7 +381,7 @@ def test_a_slow_connection_is_waited_for(keys):
             assert channel.call(0, "share", b"data") == b"answer"
 
 
-def test_attempts_end_at_the_time_limit(monkeypatch):
+def test_poll_ends_at_the_time_limit(monkeypatch):
     """On a clock of its own; power: without the limit they would not."""
 
     class Clock:
@@ -405,7 +405,7 @@ def test_attempts_end_at_the_time_limit(monkeypatch):
         poll(seen.append, time_limit=math.inf)
 
 
-def test_an_address_that_is_in_use_is_named(keys):
+def test_serve_refuses_an_address_in_use(keys):
     with (
         network_of([lambda *_: b""], keys / "own") as (address,),
         pytest.raises(ValueError, match=f"address must be a free address.*{address}"),
@@ -413,7 +413,7 @@ def test_an_address_that_is_in_use_is_named(keys):
         serve_here(lambda *_: b"", identity(keys / "own", "node-0"), address)
 
 
-def test_keys_of_a_trial(tmp_path):
+def test_make_trial_keys_writes_secret_keys_once(tmp_path):
     make_trial_keys(tmp_path / "keys", num_holders=2, num_nodes=2)
     names = {path.name for path in (tmp_path / "keys").iterdir()}
     parties = ["holder-0", "holder-1", "node-0", "node-1", "analyst"]
