@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from dpjax._checks import (
     check_type,
     is_traced,
 )
-from dpjax._typing import ArrayTree, Bounds
+from dpjax._typing import ArrayTree, Bounds, PyTree
 from dpjax.adjacency import (
     Adjacency,
     check_adjacency,
@@ -146,7 +146,7 @@ class EmpiricalSensitivity:
     adjacency: Adjacency
 
 
-def check_sensitivity(sensitivity: Any, norm: Norm) -> None:
+def check_sensitivity(sensitivity: Sensitivity, norm: Norm) -> None:
     """Raises an error unless ``sensitivity`` is a `Sensitivity` in ``norm``.
 
     Raises:
@@ -430,7 +430,7 @@ SUM_ROUNDING = 2.0**-16
 _BLOCK = 256
 
 
-def sum_in_blocks(terms: npt.ArrayLike, axis: int = 0) -> npt.NDArray[Any]:
+def sum_in_blocks(terms: npt.ArrayLike, axis: int = 0) -> np.ndarray:
     """Returns the sum over ``axis`` of float64 numbers, in blocks of 256, and blocks of these.
 
     Each of at most four rounds has a relative error below 2^-45 (Higham 2002, Section 4.2).
@@ -463,7 +463,7 @@ def products_in_blocks(
     return sum_in_blocks(np.swapaxes(left, -1, -2) @ right, axis=-3)
 
 
-def _blocks(terms: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _blocks(terms: np.ndarray) -> np.ndarray:
     """Splits the first axis into blocks, the last one zero-padded."""
     count = -(-len(terms) // _BLOCK)
     padding = [(0, count * _BLOCK - len(terms))] + [(0, 0)] * (terms.ndim - 1)
@@ -569,7 +569,7 @@ def _rounded_inwards(bounds: Bounds, dtype: npt.DTypeLike) -> tuple[np.ndarray, 
     return lowest, highest
 
 
-def parallel_databases(records: ArrayTree) -> Any:
+def parallel_databases(records: ArrayTree) -> PyTree:
     """Returns the n neighbours of ``records`` that each lack one of them, stacked.
 
     Args:
@@ -588,7 +588,7 @@ def parallel_databases(records: ArrayTree) -> Any:
 
 
 def empirical_sensitivity(
-    query: Callable[[Any], ArrayTree], records: ArrayTree, *, norm: Norm
+    query: Callable[[PyTree], ArrayTree], records: ArrayTree, *, norm: Norm
 ) -> EmpiricalSensitivity:
     """Returns the largest change of ``query`` when one of *these* records is removed.
 

@@ -41,7 +41,7 @@ import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from numbers import Rational
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,7 @@ from dpjax._random import threefry
 from dpjax._typing import Numeric, PRNGKey
 
 UInt32 = npt.NDArray[np.uint32]
-Integers = npt.NDArray[Any]  # int64, or Python integers with dtype object
+Integers = np.ndarray  # int64, or Python integers with dtype object
 Lanes = npt.NDArray[np.intp]
 
 _LARGEST_FAST = 2**55
@@ -153,7 +153,7 @@ class RandomWords:
         return result
 
 
-def fit_integers(*numbers: Any) -> list[Integers]:
+def fit_integers(*numbers: npt.ArrayLike) -> list[Integers]:
     """Returns arrays of integers as int64 if the samplers can compute with all of them in int64."""
     arrays = [np.asarray(number, object) for number in numbers]
     small = all(np.all(array < _LARGEST_FAST) for array in arrays)
@@ -302,7 +302,7 @@ def _coin(words: RandomWords, lanes: Lanes) -> npt.NDArray[np.bool_]:
     return (words.draw(lanes) & np.uint64(1)).astype(bool)
 
 
-Array = npt.NDArray[Any]
+Array = np.ndarray
 # What runs on the host: from keys (..., 2) and arrays with the same leading axes to such arrays.
 HostFunction = Callable[[npt.NDArray[np.uint32], list[Array]], list[Array]]
 _GRID_BITS = 32
@@ -325,7 +325,7 @@ class Grid(NamedTuple):
         return math.ceil(self.scale / Fraction(weight)) + 1
 
 
-def as_fraction(number: Any) -> Fraction:
+def as_fraction(number: SupportsFloat) -> Fraction:
     """Returns the rational number that a float, integer or fraction is."""
     number = number.item() if isinstance(number, np.generic) else number
     return Fraction(number if isinstance(number, Rational) else float(number))
@@ -397,7 +397,7 @@ def from_units(units: Array, exponent: int) -> npt.NDArray[np.float64]:
 
 
 def as_integers(
-    value: Any, name: str = "value", *, booleans: bool = False
+    value: object, name: str = "value", *, booleans: bool = False
 ) -> np.ndarray | jax.Array:
     """Returns ``value`` as `as_numbers` does, of integers, or also of ``booleans``.
 
@@ -413,7 +413,7 @@ def as_integers(
     return numbers
 
 
-def float_dtype(value: Any) -> np.dtype[Any]:
+def float_dtype(value: object) -> np.dtype:
     """Returns the dtype of a release of ``value``: its own if of floats, else the default one."""
     numbers = as_numbers(value)
     if jnp.issubdtype(numbers.dtype, jnp.floating):
@@ -452,7 +452,7 @@ def call_on_host(
     ranks = [len(np.shape(value)) for value in values]
     given_dtypes = [np.dtype(value.dtype) if is_traced(value) else None for value in values]
 
-    def callback(key_bits: Any, *operands: Any) -> list[Array]:
+    def callback(key_bits: np.ndarray, *operands: jax.Array) -> list[Array]:
         # The arrays, traced or not, with the axes of one batch.
         given = iter(operands)
         arrays = [
@@ -499,19 +499,19 @@ def _host_words(array: Array) -> Array:
     return np.asarray(array, order="C")[..., None].view(np.uint32) if wide else array
 
 
-def _from_words(words: Any, dtype: np.dtype[Any]) -> Array:
+def _from_words(words: npt.ArrayLike, dtype: np.dtype) -> Array:
     """Returns the numbers of this dtype that `_device_words` turned into ``words``."""
     array = np.asarray(words, order="C")
     return array.view(dtype)[..., 0] if dtype.itemsize == 8 else array
 
 
-def _in_64_bits(value: Any) -> Array:
+def _in_64_bits(value: npt.ArrayLike) -> Array:
     """Floats as float64, integers and Python numbers as they are: exact in each case."""
     array = np.asarray(value)
     return array if array.dtype.kind in "biuO" else array.astype(np.float64)
 
 
-def _cast(array: Array, dtype: Any, keep_large: bool = False) -> Array:
+def _cast(array: Array, dtype: npt.DTypeLike, keep_large: bool = False) -> Array:
     """Casts to ``dtype``: floats may become infinite, and integers the nearest that it holds.
 
     With ``keep_large`` Python integers that ``dtype`` does not hold stay as they are.

@@ -26,7 +26,7 @@ from dpjax._checks import (
     check_text,
     is_traced,
 )
-from dpjax._typing import ArrayTree, PRNGKey
+from dpjax._typing import ArrayTree, PRNGKey, PyTree
 from dpjax.adjacency import Adjacency
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms import _exact_noise
@@ -139,7 +139,7 @@ class AdditiveNoise(Mechanism):
         low = jax.tree.map(lambda leaf: leaf - width, released)
         return Interval(low, jax.tree.map(lambda leaf: leaf + width, released))
 
-    def release(self, key: PRNGKey, value: ArrayTree) -> Any:
+    def release(self, key: PRNGKey, value: ArrayTree) -> PyTree:
         """Returns ``value`` plus independent noise on every entry; works under jit and vmap.
 
         Args:
@@ -187,7 +187,7 @@ class AdditiveNoise(Mechanism):
             ]
         return jax.tree.unflatten(treedef, released)
 
-    def release_symmetric(self, key: PRNGKey, value: ArrayTree) -> Any:
+    def release_symmetric(self, key: PRNGKey, value: ArrayTree) -> PyTree:
         """Returns symmetric matrices plus symmetric noise; works under jit and vmap.
 
         The noise of the upper triangle, diagonal included, is drawn once and mirrored. So the

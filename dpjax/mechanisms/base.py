@@ -5,9 +5,10 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from dpjax._checks import check, check_positive, check_type
+from dpjax._typing import PyTree
 from dpjax.guarantee import Guarantee
 from dpjax.sampling.base import compose
 from dpjax.sensitivity import Sensitivity
@@ -132,8 +133,8 @@ class Interval(NamedTuple):
       high: upper ends.
     """
 
-    low: Any  # the structure of the released tree, as the caller has it
-    high: Any
+    low: PyTree
+    high: PyTree
 
 
 def one_release(

@@ -6,14 +6,14 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Self
+from typing import Self
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
 from dpjax._checks import check, check_positive, check_text
-from dpjax._typing import Bounds, PRNGKey
+from dpjax._typing import Bounds, PRNGKey, PyTree
 from dpjax.adjacency import Adjacency
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms._exact_noise import call_on_host
@@ -88,7 +88,7 @@ class RecordSum(Mechanism):
         """
 
     @abc.abstractmethod
-    def sum_records(self, *records: npt.ArrayLike) -> npt.NDArray[Any]:
+    def sum_records(self, *records: npt.ArrayLike) -> np.ndarray:
         """Returns the sum ``(size,)`` of clipped records, float64 or integers: private.
 
         Whatever the records are, its distance between neighbours is within the sensitivities times
@@ -99,7 +99,7 @@ class RecordSum(Mechanism):
         """
 
     @abc.abstractmethod
-    def from_sum(self, noisy: npt.NDArray[np.float64]) -> Any:
+    def from_sum(self, noisy: npt.NDArray[np.float64]) -> PyTree:
         """Returns the result of a release, from the noisy sum.
 
         Args:
@@ -109,7 +109,7 @@ class RecordSum(Mechanism):
 
 def release_sum(
     sums: RecordSum, mechanism: Gaussian, key: PRNGKey, records: Sequence[npt.ArrayLike]
-) -> Any:
+) -> PyTree:
     """Returns the result of a release by one trusted aggregator, with noise of one scale.
 
     Raises:
