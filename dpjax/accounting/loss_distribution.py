@@ -76,8 +76,8 @@ def normal_mixture(
     """
 
     def mix(component: Function) -> Function:
-        parts = tuple(zip(weights, means, strict=True))
-        return lambda z: sum((w * component(z - mean) for w, mean in parts), start=np.zeros(()))
+        pairs = tuple(zip(weights, means, strict=True))
+        return lambda z: sum((w * component(z - mean) for w, mean in pairs), start=np.zeros(()))
 
     peaks = mix(lambda x: np.exp(-(x**2) / 2))
 
@@ -133,15 +133,15 @@ class LossDistribution:
 
     def masses(self, interval: float) -> tuple[int, Array]:
         """Returns the mass that rounds to each multiple of ``interval``, from the first on."""
-        parts = [segment.masses(interval) for segment in self.segments]
+        lattices = [segment.masses(interval) for segment in self.segments]
         if self.atoms:
             losses, weights = np.array(self.atoms).T
             cells = np.rint(losses / interval).astype(np.int64)
             lowest = int(np.min(cells))
-            parts.append((lowest, np.asarray(np.bincount(cells - lowest, weights), np.float64)))
-        first = min(start for start, _ in parts)
-        total = np.zeros(max(start + mass.size for start, mass in parts) - first)
-        for start, mass in parts:
+            lattices.append((lowest, np.asarray(np.bincount(cells - lowest, weights), np.float64)))
+        first = min(start for start, _ in lattices)
+        total = np.zeros(max(start + mass.size for start, mass in lattices) - first)
+        for start, mass in lattices:
             total[start - first : start - first + mass.size] += mass
         return first, total
 
@@ -317,15 +317,15 @@ def connect_dots(interval: float, first: int, deltas: Array) -> GridMasses:
     return GridMasses(interval, first, np.maximum(masses, 0.0), float(deltas[-1]))
 
 
-def compose_grids(parts: Sequence[tuple[GridLosses, int]], interval: float) -> GridLosses:
-    """Returns the losses of all ``parts`` together, each on the same grid and with a count.
+def compose_grids(grids: Sequence[tuple[GridLosses, int]], interval: float) -> GridLosses:
+    """Returns the losses of all ``grids`` together, each on the same grid and with a count.
 
     In each direction a mass of 1e-15 is left out, and counts as infinite.
     """
-    is_symmetric = all(part.add is None for part, _ in parts)
+    is_symmetric = all(grid.add is None for grid, _ in grids)
     composed: dict[Direction, GridMasses] = {}
     for direction in DIRECTIONS[1:] if is_symmetric else DIRECTIONS:
-        factors = [(part.directions(direction)[0], count) for part, count in parts]
+        factors = [(grid.directions(direction)[0], count) for grid, count in grids]
         if sum(count for _, count in factors) <= 1:
             nothing = GridMasses(interval, 0, np.ones(1), 0.0)
             composed[direction] = factors[0][0] if factors else nothing
@@ -345,7 +345,7 @@ def compose_grids(parts: Sequence[tuple[GridLosses, int]], interval: float) -> G
 
 
 def chernoff_ends(
-    parts: Iterable[tuple[Array, Array, int]],
+    releases: Iterable[tuple[Array, Array, int]],
     log_mass: float,
     slopes: Array,
     least_deviation: float = _LEAST_DEVIATION,
@@ -353,16 +353,16 @@ def chernoff_ends(
     """Returns ends that a sum of losses passes with probability at most e^-``log_mass`` each.
 
     Args:
-      parts: losses, their weights and how many times they are summed.
+      releases: losses, their weights and how many times they are summed.
       log_mass: of the probability, negated.
       slopes: at which the tails are bounded, over that of a normal distribution.
       least_deviation: a standard deviation that the sum's is taken to have at least.
     """
-    parts = list(parts)
+    releases = list(releases)
 
     # The slope that would be the best one if the sum were normal.
     variance = 0.0
-    for losses, weights, count in parts:
+    for losses, weights, count in releases:
         mean = weights @ losses / np.sum(weights)
         variance += count * float(weights @ (losses - mean) ** 2)
     natural = math.sqrt(2 * log_mass) / max(math.sqrt(variance), least_deviation)
@@ -371,7 +371,7 @@ def chernoff_ends(
     ends = []
     for sign in (-1, 1):
         log_mgf = np.zeros(slopes.size)
-        for losses, weights, count in parts:
+        for losses, weights, count in releases:
             with np.errstate(divide="ignore"):
                 logs = np.log(weights)
             chunks = np.array_split(
@@ -383,19 +383,19 @@ def chernoff_ends(
     return ends[0], ends[1]
 
 
-def convolve(parts: Iterable[tuple[int, Array, int]], first: int, last: int) -> Array:
+def convolve(releases: Iterable[tuple[int, Array, int]], first: int, last: int) -> Array:
     """Returns the masses of a sum of losses at the grid's points from ``first`` to ``last``.
 
     Mass outside them is wrapped around. What a Fourier transform rounds is below
     `TRANSFORM_ROUNDING` for each loss of the sum.
 
     Args:
-      parts: the least loss, the masses from it on, and how many times they are summed.
+      releases: the least loss, the masses from it on, and how many times they are summed.
       first, last: of the window.
     """
     length = scipy.fft.next_fast_len(last - first + 1, real=True)
     spectrum = np.ones(length // 2 + 1, complex)
-    for start, masses, count in parts:
+    for start, masses, count in releases:
         before = start % length
         turns = np.pad(masses, (before, -(before + masses.size) % length)).reshape(-1, length)
         transform = scipy.fft.rfft(turns.sum(axis=0))

@@ -113,17 +113,17 @@ class Report(abc.ABC):
         return "\n\n".join("\n".join(block) for block in blocks)
 
     def _repr_html_(self) -> str:
-        parts = [f"<h4>{html.escape(self.title)}</h4>"]
+        blocks = [f"<h4>{html.escape(self.title)}</h4>"]
         for caption, rows in self.tables:
             cells = "".join(
                 f"<tr><th>{html.escape(heading)}</th><td>{html.escape(text)}</td></tr>"
                 for heading, text in rows
             )
-            parts.append(f"<table><caption>{html.escape(caption)}</caption>{cells}</table>")
+            blocks.append(f"<table><caption>{html.escape(caption)}</caption>{cells}</table>")
 
         items = "".join(f"<li>{html.escape(caveat)}</li>" for caveat in self.caveats)
         enclosed = self.enclosed._repr_html_() if self.enclosed else ""
-        return "".join([*parts, f"<ul>{items}</ul>", enclosed])
+        return "".join([*blocks, f"<ul>{items}</ul>", enclosed])
 
 
 def as_json(value: Any) -> Any:

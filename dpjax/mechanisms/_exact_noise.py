@@ -175,9 +175,9 @@ def discrete_laplace(words: RandomWords, numerator: Integers, denominator: Integ
     while left.size:
         size = _geometric(words, left, numerator[left]) // denominator[left]
         negative = _coin(words, left)
-        kept = (size != 0) | ~negative  # else zero would be drawn twice as often
-        result[left[kept]] = np.where(negative, -size, size)[kept]
-        left = left[~kept]
+        accepted = (size != 0) | ~negative  # else zero would be drawn twice as often
+        result[left[accepted]] = np.where(negative, -size, size)[accepted]
+        left = left[~accepted]
     return result
 
 
@@ -201,11 +201,11 @@ def discrete_gaussian(words: RandomWords, numerator: Integers, denominator: Inte
         candidate = -(-k * top // bottom) + words.below(-(-top // bottom), left)
         x = bottom * candidate - k * top  # in units of 1 / top
         negative = _coin(words, left)
-        kept = np.flatnonzero((x < top) & ~((candidate == 0) & negative))
-        kept = kept[_bernoulli_exp_half_square(words, left[kept], x[kept], top[kept])]
-        kept = kept[bernoulli_exp(words, left[kept], k[kept] * x[kept], top[kept])]
-        result[left[kept]] = np.where(negative, -candidate, candidate)[kept]
-        left = np.delete(left, kept)
+        fits = np.flatnonzero((x < top) & ~((candidate == 0) & negative))
+        fits = fits[_bernoulli_exp_half_square(words, left[fits], x[fits], top[fits])]
+        fits = fits[bernoulli_exp(words, left[fits], k[fits] * x[fits], top[fits])]
+        result[left[fits]] = np.where(negative, -candidate, candidate)[fits]
+        left = np.delete(left, fits)
     return result
 
 
@@ -454,9 +454,9 @@ def call_on_host(
 
     def callback(key_bits: np.ndarray, *operands: jax.Array) -> list[Array]:
         # The arrays, traced or not, with the axes of one batch.
-        given = iter(operands)
+        traced_values = iter(operands)
         arrays = [
-            value if dtype is None else _in_64_bits(_from_words(next(given), dtype))
+            value if dtype is None else _in_64_bits(_from_words(next(traced_values), dtype))
             for value, dtype in zip(values, given_dtypes, strict=True)
         ]
         key_bits = np.asarray(key_bits)

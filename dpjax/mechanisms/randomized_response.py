@@ -162,9 +162,9 @@ class RandomizedResponse(Mechanism):
             np.full(lanes.size, keep.numerator, object),
             np.full(lanes.size, keep.denominator, object),
         )
-        kept = (lanes.below(bottom, every) < top).astype(bool)
+        is_true = (lanes.below(bottom, every) < top).astype(bool)
         others = lanes.below(np.full(lanes.size, self.num_categories), every)
-        return [np.where(kept, truth.ravel(), others).reshape(truth.shape)]
+        return [np.where(is_true, truth.ravel(), others).reshape(truth.shape)]
 
     def frequencies(self, released: jax.Array) -> Frequencies:
         """Returns the debiased frequency of each category; post-processing, works under jit.

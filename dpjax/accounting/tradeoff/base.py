@@ -321,7 +321,7 @@ def _hull_above_one(*curves: Discrete) -> tuple[Array, Array]:
     """Returns the masses at positive losses of the convex hull of the least of some curves."""
     # The knots of all curves, in order, and the highest of several at one level.
     knots = [curve._knots(np.minimum(_sums(curve.q), 1.0)) for curve in curves]
-    x, detected = (np.concatenate(parts) for parts in zip(*knots, strict=True))
+    x, detected = (np.concatenate(values) for values in zip(*knots, strict=True))
     order = np.lexsort((-detected, x))
     x, detected = x[order], detected[order]
     first = np.append(True, np.diff(x) > 0)
