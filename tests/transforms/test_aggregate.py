@@ -1,5 +1,6 @@
 """The drop-in for optax.contrib: the same where that is right, and different where it is not."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,31 +45,26 @@ def threaded(aggregate, count, updates):
     return means
 
 
-def assert_trees_close(tree, other, rtol, atol=0.0):
-    assert jax.tree.structure(tree) == jax.tree.structure(other)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), tree, other)
-
-
 class TestLikeOptax:
-    def test_a_huge_bound_and_no_noise_give_the_mean_gradient(self):
+    def test_mean_gradient_without_noise(self):
         aggregate = differentially_private_aggregate(1e9, 0.0, key=0)
         for i, mean in enumerate(threaded(aggregate, 3, random_examples)):
             expected = jax.tree.map(lambda leaf: leaf.mean(0), random_examples(i))
-            assert_trees_close(mean, expected, rtol=1e-5, atol=1e-7)
+            chex.assert_trees_all_close(mean, expected, rtol=1e-5, atol=1e-7)
 
     @pytest.mark.parametrize("l2_norm_clip", [0.5, 10.0, 20.0, 40.0, 80.0])
-    def test_examples_are_clipped_by_their_norm_over_all_leaves(self, l2_norm_clip):
+    def test_clipping_by_the_norm_of_all_leaves(self, l2_norm_clip):
         entries = sum(leaf.size for leaf in jax.tree.leaves(PARAMS))  # 9, so norms are 3 i
         factors = [min(1.0, l2_norm_clip / (i * entries**0.5)) if i else 1.0 for i in range(SIZE)]
         value = np.mean([i * factor for i, factor in enumerate(factors)])
         expected = jax.tree.map(lambda leaf: np.full(leaf.shape, value), PARAMS)
         aggregate = differentially_private_aggregate(l2_norm_clip, 0.0, key=0)
         for mean in threaded(aggregate, 3, lambda i: filled()):
-            assert_trees_close(mean, expected, rtol=3e-6)
+            chex.assert_trees_all_close(mean, expected, rtol=3e-6)
 
     @pytest.mark.parametrize("l2_norm_clip", [0.5, 3.0, 80.0])
     @pytest.mark.parametrize("noise_multiplier", [0.5, 4.0])
-    def test_noise_is_bound_times_multiplier(self, l2_norm_clip, noise_multiplier):
+    def test_noise_scale(self, l2_norm_clip, noise_multiplier):
         """10 000 draws: the deviation of one is known to 0.7 %, so 10 % is 14 standard errors."""
         aggregate = differentially_private_aggregate(l2_norm_clip, noise_multiplier, key=1)
         noise, _ = aggregate.update(jnp.zeros((1, 100, 100)), aggregate.init(None))
@@ -77,7 +73,7 @@ class TestLikeOptax:
         assert abs(np.mean(noise)) < 5 * deviation / 100
 
     @pytest.mark.parametrize("given", [True, False], ids=["params", "no params"])
-    def test_gradients_that_are_summed_already_are_refused(self, given):
+    def test_summed_gradients_refused(self, given):
         aggregate = differentially_private_aggregate(1.0, 0.0, key=0)
         summed = jax.tree.map(lambda leaf: leaf.sum(0), filled())
         with pytest.raises(ValueError, match=r"^updates must "):
@@ -85,15 +81,15 @@ class TestLikeOptax:
 
     @pytest.mark.parametrize("l2_norm_clip", [0.1, 2.0, 1e3])
     @pytest.mark.parametrize("updates", [lambda i: filled(), random_examples], ids=["filled", ""])
-    def test_side_by_side_without_noise(self, l2_norm_clip, updates):
+    def test_equals_optax_without_noise(self, l2_norm_clip, updates):
         ours = differentially_private_aggregate(l2_norm_clip, 0.0, key=7)
         theirs = optax.contrib.differentially_private_aggregate(l2_norm_clip, 0.0, key=7)
         for mean, other in zip(
             threaded(ours, 3, updates), threaded(theirs, 3, updates), strict=True
         ):
-            assert_trees_close(mean, other, rtol=1e-5, atol=1e-6)
+            chex.assert_trees_all_close(mean, other, rtol=1e-5, atol=1e-6)
 
-    def test_the_same_arguments_state_and_place_in_a_chain(self):
+    def test_arguments_and_state_of_optax(self):
         for module in (optax.contrib, None):
             build = getattr(module, "differentially_private_aggregate", None)
             aggregate = (build or differentially_private_aggregate)(
@@ -112,7 +108,7 @@ class TestLikeOptax:
 
 class TestUnlikeOptax:
     @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
-    def test_an_example_that_is_not_finite_counts_as_zero(self, value):
+    def test_nonfinite_example(self, value):
         broken = filled()
         broken["kernel"] = broken["kernel"].at[3, 0, 0].set(value)
         zero = jax.tree.map(lambda leaf: leaf.at[3].set(0), filled())
@@ -120,38 +116,34 @@ class TestUnlikeOptax:
         means = [threaded(aggregate, 1, lambda i, u=u: u)[0] for u in (broken, zero)]
         jax.tree.map(np.testing.assert_array_equal, *means)
 
-    def test_an_empty_batch_is_noise_of_the_same_scale(self):
+    def test_empty_batch(self):
         aggregate = differentially_private_aggregate(2.0, 0.5, key=0)
         noise, _ = aggregate.update(jnp.zeros((0, 100, 100)), aggregate.init(None))
         assert np.std(noise) == pytest.approx(1.0, rel=0.1)
-
-    def test_the_key_has_no_default(self):
-        with pytest.raises(TypeError, match="key"):
-            differentially_private_aggregate(1.0, 1.0)
 
     @pytest.mark.parametrize(
         "key",
         [3, np.int64(3), np.uint32(3), jax.random.key(3), jax.random.PRNGKey(3)],
         ids=["int", "int64", "uint32", "key", "raw key"],
     )
-    def test_a_seed_or_a_key(self, key):
+    def test_seeds_and_keys(self, key):
         state = differentially_private_aggregate(1.0, 1.0, key).init(PARAMS)
         assert state.rng_key == jax.random.key(3)
 
-    @pytest.mark.parametrize("key", [True, np.True_, 3.0, np.float32(3), None, "3", [3]], ids=repr)
-    def test_what_is_neither_seed_nor_key(self, key):
-        with pytest.raises((TypeError, ValueError), match=r"^key must be .* got"):
-            differentially_private_aggregate(1.0, 1.0, key)
-
-    @pytest.mark.parametrize("bound", [0.0, -1.0, np.nan, np.inf, {"w": 1.0}], ids=repr)
-    def test_a_bound_that_is_none(self, bound):
-        with pytest.raises(ValueError, match=r"^l2_norm_clip must be a finite number > 0, got"):
-            differentially_private_aggregate(bound, 1.0, key=0)
-
-    @pytest.mark.parametrize("multiplier", [-1.0, np.nan, np.inf], ids=repr)
-    def test_a_multiplier_that_is_none(self, multiplier):
-        with pytest.raises(ValueError, match=r"^noise_multiplier must be a finite number >= 0"):
-            differentially_private_aggregate(1.0, multiplier, key=0)
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            *(((1.0, 1.0, key), r"^key must be .* got")
+              for key in (True, np.True_, 3.0, np.float32(3), None, "3", [3])),
+            *(((bound, 1.0, 0), r"^l2_norm_clip must be a finite number > 0, got")
+              for bound in (0.0, -1.0, np.nan, np.inf, {"w": 1.0})),
+            *(((1.0, multiplier, 0), r"^noise_multiplier must be a finite number >= 0")
+              for multiplier in (-1.0, np.nan, np.inf)),
+        ],
+    )  # fmt: skip
+    def test_arguments_refused(self, arguments, message):
+        with pytest.raises((TypeError, ValueError), match=message):
+            differentially_private_aggregate(*arguments)
 
 
 class TestItsMechanism:
@@ -162,7 +154,7 @@ class TestItsMechanism:
         [PoissonSampling(100, 0.1), TruncatedPoissonSampling(100, 0.1, truncated_batch_size=20)],
         ids=repr,
     )
-    def test_refused_where_the_size_of_the_batch_is_private(self, sampling):
+    def test_mechanism_of_private_batch_length_refused(self, sampling):
         with pytest.raises(
             ValueError, match=r"divides by the length of the drawn batch.*noisy_sgd"
         ):
@@ -171,7 +163,7 @@ class TestItsMechanism:
     @pytest.mark.parametrize(
         "sampling", [FixedSizeSampling(100, 10), ShuffledEpochs(100, 10)], ids=repr
     )
-    def test_described_where_it_is_fixed(self, sampling):
+    def test_mechanism_of_fixed_batch_length(self, sampling):
         mechanism = mechanism_of(
             self.AGGREGATE, sampling=sampling, num_steps=3, adjacency="replace_one"
         )

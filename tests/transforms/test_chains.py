@@ -28,6 +28,10 @@ def examples(params):
     return params - CENTRES
 
 
+def gaussian(noise_multiplier=1.0, l2_clip=1.0, key=KEY):
+    return add_gaussian_noise(noise_multiplier=noise_multiplier, l2_clip=l2_clip, key=key)
+
+
 def make(build, learning_rate, l2_clip, noise_multiplier, size):
     return build(
         learning_rate,
@@ -51,13 +55,13 @@ def descend(optimizer, steps, params=None):
 
 class TestConvergence:
     @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-    def test_without_noise_and_bound_to_the_optimum(self, optimizer):
+    def test_noisy_optimizer_reaches_the_optimum_without_noise(self, optimizer):
         build, rate = {"sgd": (noisy_sgd, 0.3), "adam": (noisy_adam, 0.1)}[optimizer]
         found = descend(make(build, rate, 1e6, 0.0, len(CENTRES)), 300)
         np.testing.assert_allclose(found, OPTIMUM, atol=1e-3)
 
     @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-    def test_without_noise_step_by_step_as_optax(self, optimizer):
+    def test_noisy_optimizer_equals_optax_without_noise(self, optimizer):
         private = make({"sgd": noisy_sgd, "adam": noisy_adam}[optimizer], 0.1, 1e6, 0.0, 4)
         plain = {"sgd": optax.sgd, "adam": optax.adam}[optimizer](0.1)
         params = other = jnp.zeros(2)
@@ -69,24 +73,22 @@ class TestConvergence:
             other = optax.apply_updates(other, updates)
             np.testing.assert_allclose(params, other, rtol=1e-5)
 
-    def test_a_tight_bound_finds_the_geometric_median_instead(self):
+    def test_noisy_sgd_of_a_tight_bound(self):
         """Every gradient then has one length; of four corners, where the diagonals cross."""
         found = descend(
-            noisy_sgd(0.1, l2_clip=1e-2, noise_multiplier=0.0, expected_batch_size=0.1, key=KEY),
+            make(noisy_sgd, 0.1, 1e-2, 0.0, 0.1),
             2000,
         )
         np.testing.assert_allclose(found, [2, 2], atol=0.02)
 
-    def test_noise_moves_it(self):
+    def test_noisy_sgd_of_large_noise(self):
         found = descend(
-            noisy_sgd(
-                0.3, l2_clip=1e6, noise_multiplier=1.0, expected_batch_size=len(CENTRES), key=KEY
-            ),
+            make(noisy_sgd, 0.3, 1e6, 1.0, len(CENTRES)),
             10,
         )
         assert np.linalg.norm(found - OPTIMUM) > 1e3
 
-    def test_learning_rate_schedules_are_followed(self):
+    def test_noisy_sgd_schedule(self):
         optimizer = noisy_sgd(
             lambda step: jnp.array([1.0, 0.1])[step],
             l2_clip=1e6,
@@ -100,7 +102,7 @@ class TestConvergence:
         np.testing.assert_allclose(first, CENTRES.sum(0), rtol=1e-6)
         np.testing.assert_allclose(second, 0.1 * first, rtol=1e-6)
 
-    def test_options_of_adam(self):
+    def test_noisy_adam_options(self):
         optimizer = noisy_adam(
             0.1, l2_clip=1.0, noise_multiplier=0.0, expected_batch_size=4, key=KEY, b1=0.0, eps=1e6
         )
@@ -108,8 +110,8 @@ class TestConvergence:
         assert np.max(np.abs(updates)) < 1e-6
 
 
-def test_the_divisor_is_the_expected_size_whatever_the_batch_has():
-    optimizer = noisy_sgd(1.0, l2_clip=1e6, noise_multiplier=0.0, expected_batch_size=10, key=KEY)
+def test_noisy_sgd_divisor():
+    optimizer = make(noisy_sgd, 1.0, 1e6, 0.0, 10)
     state = optimizer.init(jnp.zeros(2))
     for count in (0, 1, 3):
         updates, _ = optimizer.update(jnp.ones((count, 2)), state)
@@ -118,28 +120,26 @@ def test_the_divisor_is_the_expected_size_whatever_the_batch_has():
 
 @pytest.mark.parametrize("size", [0, -1.0, np.nan, np.inf, "10"], ids=repr)
 @pytest.mark.parametrize("build", [noisy_sgd, noisy_adam])
-def test_a_size_that_is_none_is_refused(build, size):
+def test_expected_batch_size_refused(build, size):
     with pytest.raises(ValueError, match=r"^expected_batch_size must be a finite number > 0, got"):
         make(build, 0.1, 1.0, 1.0, size)
 
 
 class TestDescription:
     @pytest.mark.parametrize("build", [noisy_sgd, noisy_adam])
-    def test_of_whole_optimisers(self, build):
+    def test_description_of_optimizers(self, build):
         optimizer = make(build, 0.1, {"w": 3.0, "b": 4.0}, 1.2, 10)
         assert isinstance(optimizer, PrivateTransformation)
         expected = NoiseDescription({"w": 3.0, "b": 4.0}, 1.2, "public constant")
         assert optimizer.description == expected
 
-    def test_of_noise_and_of_the_drop_in(self):
-        assert add_gaussian_noise(
-            noise_multiplier=1.2, l2_clip=0.5, key=KEY
-        ).description == NoiseDescription(0.5, 1.2, "none")
+    def test_description_of_noise(self):
+        assert gaussian(1.2, 0.5).description == NoiseDescription(0.5, 1.2, "none")
         aggregate = differentially_private_aggregate(0.5, 1.2, key=0)
         assert aggregate.description == NoiseDescription(0.5, 1.2, "batch length")
 
-    def test_a_schedule_is_read_off_step_by_step(self):
-        noise = add_gaussian_noise(noise_multiplier=lambda step: 1.0 + step, l2_clip=0.5, key=KEY)
+    def test_mechanism_of_schedule(self):
+        noise = gaussian(lambda step: 1.0 + step, 0.5)
         mechanism = mechanism_of(
             noise, sampling=PoissonSampling(100, 0.1), num_steps=3, adjacency="add_remove"
         )
@@ -195,7 +195,7 @@ class TestInjectHyperparams:
 
     @pytest.mark.parametrize("static_args", [(), ("key",)], ids=["", "static key"])
     @pytest.mark.parametrize("name", FACTORIES)
-    def test_numbers_are_injected_and_noise_moves_on(self, name, static_args):
+    def test_inject_hyperparams_numbers(self, name, static_args):
         factory, arguments = self.FACTORIES[name]
         updates = jnp.ones(2) if name == "add_gaussian_noise" else examples(jnp.zeros(2))
         make = optax.inject_hyperparams(factory, static_args=static_args)
@@ -205,7 +205,7 @@ class TestInjectHyperparams:
         assert ("key" in state.hyperparams) == (not static_args)
         assert not np.allclose(outputs[0], outputs[1])
 
-    def test_the_bound_and_the_noise_can_be_turned_while_running(self):
+    def test_inject_hyperparams_changed_while_running(self):
         make = optax.inject_hyperparams(noisy_sgd, static_args="key")
         optimizer = make(1.0, l2_clip=1.0, noise_multiplier=1.0, expected_batch_size=1.0, key=KEY)
         state = optimizer.init(jnp.zeros(2))
@@ -214,14 +214,14 @@ class TestInjectHyperparams:
         updates, _ = optimizer.update(examples(jnp.zeros(2)), state, jnp.zeros(2))
         np.testing.assert_allclose(updates, CENTRES.sum(0), rtol=1e-6)
 
-    def test_a_schedule_of_the_noise(self):
+    def test_inject_hyperparams_schedule(self):
         make = optax.inject_hyperparams(add_gaussian_noise, static_args="key")
         noise = make(
             noise_multiplier=lambda step: jnp.array([1.0, 3.0])[step], l2_clip=1.0, key=KEY
         )
         outputs, state = self.run(lambda: noise, jnp.zeros(2), jnp.zeros(2), steps=2)
         units, _ = self.run(
-            lambda: add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY),
+            lambda: gaussian(),
             jnp.zeros(2),
             jnp.zeros(2),
             steps=2,
@@ -229,7 +229,7 @@ class TestInjectHyperparams:
         np.testing.assert_allclose(outputs, np.array([[1.0], [3.0]]) * units, rtol=1e-5)
         assert state.inner_state.num_releases == 2
 
-    def test_any_optimiser_by_a_function_of_what_is_injected(self):
+    def test_inject_hyperparams_noisy_adam(self):
         """The way for noisy_adam, whose further options inject_hyperparams cannot pass on."""
 
         @optax.inject_hyperparams
@@ -246,7 +246,7 @@ class TestInjectHyperparams:
         assert set(state.hyperparams) == {"learning_rate"}
         np.testing.assert_allclose(second, 2 * first, rtol=1e-6)
 
-    def test_half_precision_needs_single_hyperparameters(self):
+    def test_inject_hyperparams_half_precision(self):
         make = optax.inject_hyperparams(
             add_gaussian_noise, static_args="key", hyperparam_dtype=jnp.float32
         )
@@ -256,7 +256,7 @@ class TestInjectHyperparams:
         )
         assert state.hyperparams["noise_multiplier"] == jnp.float32(1.3)
         expected, _ = self.run(
-            lambda: add_gaussian_noise(noise_multiplier=1.3, l2_clip=1.0, key=KEY),
+            lambda: gaussian(1.3),
             params,
             sums,
             steps=1,
@@ -267,20 +267,18 @@ class TestInjectHyperparams:
 class TestOptaxWrappers:
     PARAMS = {"w": jnp.zeros(3), "b": jnp.zeros(3)}  # noqa: RUF012
 
-    def test_masked_leaves_are_left_alone(self):
-        noise = optax.masked(
-            add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY), {"w": True, "b": False}
-        )
+    def test_masked_noise(self):
+        noise = optax.masked(gaussian(), {"w": True, "b": False})
         output, _ = noise.update(self.PARAMS, noise.init(self.PARAMS), self.PARAMS)
         assert np.all(output["w"] != 0)
         assert not np.any(output["b"])
 
-    def test_groups_with_keys_of_their_own(self):
+    def test_partition_noise(self):
         first, second = jax.random.split(KEY)
         split = optax.partition(
             {
-                "large": add_gaussian_noise(noise_multiplier=1.0, l2_clip=100.0, key=first),
-                "small": add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=second),
+                "large": gaussian(1.0, 100.0, key=first),
+                "small": gaussian(key=second),
             },
             {"w": "large", "b": "small"},
         )
@@ -288,10 +286,10 @@ class TestOptaxWrappers:
         assert np.all(np.abs(output["w"]) > np.abs(output["b"]))
         assert not np.allclose(output["w"], 100 * output["b"])
 
-    def test_clipping_and_noise_with_other_transformations_after_them(self):
+    def test_chain_after_noise(self):
         chain = optax.chain(
             clip_per_example(1.0),
-            add_gaussian_noise(noise_multiplier=0.0, l2_clip=1.0, key=KEY),
+            gaussian(0.0),
             optax.scale(1 / 4),
             optax.add_decayed_weights(0.1),
             optax.trace(0.9),

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.inputs import gaussian_mechanism
 
 from dpjax import (
     FixedSizeSampling,
     PoissonSampling,
-    SubsampledGaussian,
     add_gaussian_noise,
     clip_per_example,
     differentially_private_aggregate,
@@ -21,6 +21,10 @@ pytestmark = pytest.mark.usefixtures("strict_numerics")
 
 KEY = jax.random.key(3)
 PARAMS = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
+
+
+def gaussian(noise_multiplier=1.0, l2_clip=1.0, key=KEY):
+    return add_gaussian_noise(noise_multiplier=noise_multiplier, l2_clip=l2_clip, key=key)
 
 
 def releases(transformation, count, updates=PARAMS):
@@ -37,19 +41,15 @@ def assert_scaled(tree, other, factor):
 
 
 class TestScale:
-    def test_zero_noise_changes_nothing(self):
+    def test_add_gaussian_noise_of_zero(self):
         updates = {"w": jnp.arange(6.0).reshape(3, 2), "b": jnp.ones(2)}
-        (output,), _ = releases(
-            add_gaussian_noise(noise_multiplier=0.0, l2_clip=1.0, key=KEY), 1, updates
-        )
+        (output,), _ = releases(gaussian(0.0), 1, updates)
         jax.tree.map(np.testing.assert_array_equal, output, updates)
 
-    def test_it_is_added_to_the_sum(self):
-        (noise,), _ = releases(add_gaussian_noise(noise_multiplier=0.5, l2_clip=2.0, key=KEY), 1)
+    def test_add_gaussian_noise_to_the_sum(self):
+        (noise,), _ = releases(gaussian(0.5, 2.0), 1)
         updates = jax.tree.map(lambda leaf: leaf + 3, PARAMS)
-        (output,), _ = releases(
-            add_gaussian_noise(noise_multiplier=0.5, l2_clip=2.0, key=KEY), 1, updates
-        )
+        (output,), _ = releases(gaussian(0.5, 2.0), 1, updates)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, 3 + b, rtol=1e-6, atol=1e-6), output, noise
         )
@@ -58,61 +58,53 @@ class TestScale:
         ("multiplier", "l2_clip", "deviation"),
         [(1.0, 3.0, 3.0), (2.0, 0.5, 1.0), (2.0, {"w": 3.0, "b": 4.0}, 10.0), (7, 2, 14)],
     )
-    def test_it_is_multiplier_times_total_bound(self, multiplier, l2_clip, deviation):
-        (unit,), _ = releases(add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY), 1)
-        (noise,), _ = releases(
-            add_gaussian_noise(noise_multiplier=multiplier, l2_clip=l2_clip, key=KEY), 1
-        )
+    def test_add_gaussian_noise_scale(self, multiplier, l2_clip, deviation):
+        (unit,), _ = releases(gaussian(), 1)
+        (noise,), _ = releases(gaussian(multiplier, l2_clip), 1)
         assert_scaled(noise, unit, deviation)
 
-    def test_a_schedule_is_followed_step_by_step(self):
+    def test_add_gaussian_noise_schedule(self):
         steps = []
 
         def schedule(num_releases):
             steps.append(int(num_releases))
             return jnp.array([3.0, 0.5, 1.0])[num_releases]
 
-        scheduled, state = releases(
-            add_gaussian_noise(noise_multiplier=schedule, l2_clip=2.0, key=KEY), 3
-        )
-        units, _ = releases(add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY), 3)
+        scheduled, state = releases(gaussian(schedule, 2.0), 3)
+        units, _ = releases(gaussian(), 3)
         for multiplier, noise, unit in zip([3.0, 0.5, 1.0], scheduled, units, strict=True):
             assert_scaled(noise, unit, 2 * multiplier)
         assert steps == [0, 1, 2]
         assert state.num_releases == 3
 
     @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-    def test_a_sum_in_half_precision_is_refused(self, dtype):
+    def test_half_precision_sum_refused(self, dtype):
         """512 + 1 is 512 in bfloat16, 2048 + 1 is 2048 in float16: it was rounded before."""
         half = {"w": jnp.linspace(1, 100, 50), "b": jnp.ones(3, dtype)}
         words = f"updates must be sums in float32 or wider, got {jnp.dtype(dtype)}: a sum rounded"
         with pytest.raises(ValueError, match=words):
-            releases(add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY), 1, half)
+            releases(gaussian(), 1, half)
 
 
 class TestWhatFloat32CannotHold:
     @pytest.mark.parametrize(
         ("noise_multiplier", "l2_clip"), [(1e-35, 1.0), (1e-20, 1e-12), (1e30, 1e5)]
     )
-    def test_noise_outside_of_the_range_is_refused(self, noise_multiplier, l2_clip):
+    def test_noise_outside_of_float32_refused(self, noise_multiplier, l2_clip):
         words = r"^noise_multiplier \* l2_clip must be between 2e-31 and 2e\+31 .*, got 1e"
         with pytest.raises(ValueError, match=words):
-            add_gaussian_noise(noise_multiplier=noise_multiplier, l2_clip=l2_clip, key=KEY)
+            gaussian(noise_multiplier, l2_clip)
         with pytest.raises(ValueError, match=words):
             differentially_private_aggregate(l2_clip, noise_multiplier, KEY)
-        mechanism = SubsampledGaussian(
-            PoissonSampling(9, 0.5),
-            l2_clip=l2_clip,
-            noise_multiplier=(1.0, noise_multiplier),
-            num_steps=2,
-            adjacency="add_remove",
+        mechanism = gaussian_mechanism(
+            l2_clip=l2_clip, noise_multiplier=(1.0, noise_multiplier), num_steps=2
         )
         with pytest.raises(ValueError, match=words):
             mechanism.noise(KEY)
 
-    def test_just_inside_the_noise_is_noise(self):
+    def test_noise_at_the_end_of_the_range(self):
         noise, _ = releases(
-            add_gaussian_noise(noise_multiplier=3e-19, l2_clip=1e-12, key=KEY),
+            gaussian(3e-19, 1e-12),
             1,
             {"w": jnp.zeros(1000)},
         )
@@ -129,16 +121,12 @@ class TestWhatFloat32CannotHold:
             (10**6, 0.0, True),
         ],
     )
-    def test_noise_is_not_rounded_away_beside_the_largest_sum(
-        self, num_examples, noise_multiplier, fine
-    ):
-        sampling = PoissonSampling(num_examples, 1.0)
-        described = SubsampledGaussian(
-            sampling,
+    def test_noise_beside_the_largest_sum(self, num_examples, noise_multiplier, fine):
+        described = gaussian_mechanism(
+            PoissonSampling(num_examples, 1.0),
             l2_clip=3.0,
             noise_multiplier=noise_multiplier,
             num_steps=1,
-            adjacency="add_remove",
         )
         if fine:
             described.noise(KEY)
@@ -151,29 +139,23 @@ class TestWhatFloat32CannotHold:
 class TestMechanism:
     @staticmethod
     def mechanism(noise_multiplier, num_steps, l2_clip=2.0):
-        sampling = PoissonSampling(50, 0.2)
-        return SubsampledGaussian(
-            sampling,
-            l2_clip=l2_clip,
-            noise_multiplier=noise_multiplier,
-            num_steps=num_steps,
-            adjacency="add_remove",
-        )
+        changes = {"noise_multiplier": noise_multiplier, "num_steps": num_steps}
+        return gaussian_mechanism(PoissonSampling(50, 0.2), l2_clip=l2_clip, **changes)
 
-    def test_its_noise_is_that_of_add_noise(self):
+    def test_noise_equals_add_gaussian_noise(self):
         described, _ = releases(self.mechanism(1.5, 4).noise(KEY), 3)
-        expected, _ = releases(add_gaussian_noise(noise_multiplier=1.5, l2_clip=2.0, key=KEY), 3)
+        expected, _ = releases(gaussian(1.5, 2.0), 3)
         for noise, other in zip(described, expected, strict=True):
             assert_scaled(noise, other, 1.0)
 
-    def test_one_multiplier_for_each_step(self):
+    def test_noise_of_each_step(self):
         described, _ = releases(self.mechanism((3.0, 0.5, 1.0), 3).noise(KEY), 3)
-        units, _ = releases(add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY), 3)
+        units, _ = releases(gaussian(), 3)
         for multiplier, noise, unit in zip([3.0, 0.5, 1.0], described, units, strict=True):
             assert_scaled(noise, unit, 2 * multiplier)
 
     @pytest.mark.parametrize("noise_multiplier", [1.5, 0.0, (1.0, 2.0)])
-    def test_nothing_is_released_past_the_last_step(self, noise_multiplier):
+    def test_noise_past_the_last_step(self, noise_multiplier):
         outputs, state = releases(self.mechanism(noise_multiplier, 2).noise(KEY), 4)
         finite = [
             [bool(np.isfinite(leaf).any()) for leaf in jax.tree.leaves(output)]
@@ -182,29 +164,25 @@ class TestMechanism:
         assert finite == [[True] * 2, [True] * 2, [False] * 2, [False] * 2]
         assert state.num_releases == 4
 
-    def test_its_optimizer_divides_by_the_expected_size(self):
+    def test_private_optimizer_divisor(self):
         optimizer = self.mechanism(1.5, 4).private_optimizer(optax.sgd(1.0), key=KEY)
         updates = jax.tree.map(lambda leaf: leaf + 3, PARAMS)
         moved, _ = optimizer.update(updates, optimizer.init(PARAMS), PARAMS)
-        (noisy,), _ = releases(
-            add_gaussian_noise(noise_multiplier=1.5, l2_clip=2.0, key=KEY), 1, updates
-        )
+        (noisy,), _ = releases(gaussian(1.5, 2.0), 1, updates)
         assert_scaled(moved, noisy, -1 / 10)
 
-    def test_noise_is_the_same_whatever_the_adjacency(self):
+    def test_noise_independent_of_adjacency(self):
         """The multiplier is over the clip bound; that two bounds may move is the accountant's."""
-        sampling = FixedSizeSampling(50, 10)
-        replace = SubsampledGaussian(
-            sampling, l2_clip=2.0, noise_multiplier=1.5, num_steps=4, adjacency="replace_one"
-        )
+        changes = {"l2_clip": 2.0, "noise_multiplier": 1.5, "adjacency": "replace_one"}
+        replace = gaussian_mechanism(FixedSizeSampling(50, 10), **changes)
         noise, _ = releases(replace.noise(KEY), 1)
         expected, _ = releases(self.mechanism(1.5, 4).noise(KEY), 1)
         assert_scaled(noise[0], expected[0], 1.0)
 
 
 class TestKeys:
-    def test_the_state_counts_and_moves_on(self):
-        transformation = add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY)
+    def test_state_counts_releases(self):
+        transformation = gaussian()
         state = transformation.init(PARAMS)
         assert state.num_releases == 0
         assert state.num_releases.dtype == jnp.int32
@@ -216,7 +194,7 @@ class TestKeys:
         assert [int(s.num_releases) for s in states] == [0, 1, 2, 3]
         assert len({jax.random.key_data(s.key).tobytes() for s in states}) == 4
 
-    def test_no_key_is_consumed_twice(self, case, transformation, monkeypatch):
+    def test_keys_consumed_once(self, case, transformation, monkeypatch):
         """Neither by two draws, nor by a draw and a split, over steps and leaves."""
         consumed = []
 
@@ -238,45 +216,44 @@ class TestKeys:
         assert len(consumed) > draws if case.noisy else not consumed
         assert len(set(consumed)) == len(consumed)
 
-    def test_different_leaves_steps_and_keys_draw_differently(self):
+    def test_noise_differs_between_leaves_steps_and_keys(self):
         outputs, _ = releases(
-            add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY),
+            gaussian(),
             3,
             [jnp.zeros(2), jnp.zeros(2)],
         )
         others, _ = releases(
-            add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=jax.random.key(4)),
+            gaussian(key=jax.random.key(4)),
             3,
             [jnp.zeros(2)] * 2,
         )
         values = np.concatenate([leaf for tree in (*outputs, *others) for leaf in tree])
         assert len(set(values.tolist())) == len(values)
 
-    def test_a_raw_key_is_the_typed_one(self):
-        raw, _ = releases(
-            add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=jax.random.PRNGKey(3)), 2
-        )
-        typed, _ = releases(add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY), 2)
+    def test_raw_key(self):
+        raw, _ = releases(gaussian(key=jax.random.PRNGKey(3)), 2)
+        typed, _ = releases(gaussian(), 2)
         assert_scaled(raw[1], typed[1], 1.0)
 
 
 class TestRefused:
-    @pytest.mark.parametrize("multiplier", [-1.0, np.nan, np.inf, "1", None], ids=repr)
-    def test_a_noise_multiplier(self, multiplier):
-        with pytest.raises(
-            ValueError, match=r"^noise_multiplier must be a finite number >= 0, got"
-        ):
-            add_gaussian_noise(noise_multiplier=multiplier, l2_clip=1.0, key=KEY)
-
-    @pytest.mark.parametrize("l2_clip", [0.0, np.nan, {"a": -1.0}], ids=repr)
-    def test_a_clip_bound(self, l2_clip):
-        with pytest.raises(ValueError, match=r"^l2_clip must be a finite number > 0, got"):
-            add_gaussian_noise(noise_multiplier=1.0, l2_clip=l2_clip, key=KEY)
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            *(({"noise_multiplier": m}, r"^noise_multiplier must be a finite number >= 0, got")
+              for m in (-1.0, np.nan, np.inf, "1", None)),
+            *(({"l2_clip": bound}, r"^l2_clip must be a finite number > 0, got")
+              for bound in (0.0, np.nan, {"a": -1.0})),
+        ],
+    )  # fmt: skip
+    def test_add_gaussian_noise_arguments(self, arguments, message):
+        with pytest.raises(ValueError, match=message):
+            gaussian(**arguments)
 
     @pytest.mark.parametrize("key", [0, 1.0, None, "key", np.zeros(3)], ids=repr)
-    def test_what_is_no_key(self, key):
+    def test_keys_of_other_types_refused(self, key):
         makers = [
-            lambda: add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=key),
+            lambda: gaussian(key=key),
             lambda: noisy_sgd(
                 0.1, l2_clip=1.0, noise_multiplier=1.0, expected_batch_size=10, key=key
             ),
@@ -285,10 +262,6 @@ class TestRefused:
         for make in makers:
             with pytest.raises(TypeError, match=r"^key must be a scalar JAX key .*release_key"):
                 make()
-
-    def test_the_key_has_no_default(self):
-        with pytest.raises(TypeError, match="key"):
-            add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0)
 
     @pytest.fixture
     def drawn(self, monkeypatch):
@@ -305,8 +278,8 @@ class TestRefused:
     PER_EXAMPLE = jax.tree.map(lambda leaf: jnp.ones((4, *leaf.shape)), PARAMS)
 
     @pytest.mark.parametrize("jit", [False, True], ids=["", "jit"])
-    def test_a_tree_of_examples_before_any_noise_is_drawn(self, drawn, jit):
-        noise = add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY)
+    def test_per_example_updates_refused(self, drawn, jit):
+        noise = gaussian()
         update = jax.jit(noise.update) if jit else noise.update
         with pytest.raises(
             ValueError, match=r"^updates must be one clipped sum.*\(4, 3, 2\).*firs"
@@ -314,24 +287,20 @@ class TestRefused:
             update(self.PER_EXAMPLE, noise.init(PARAMS))
         assert not drawn
 
-    def test_the_wrong_order_in_a_chain_before_any_noise_is_drawn(self, drawn):
-        chain = optax.chain(
-            add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY), clip_per_example(1.0)
-        )
+    def test_noise_before_clipping_refused(self, drawn):
+        chain = optax.chain(gaussian(), clip_per_example(1.0))
         state = chain.init(PARAMS)
         with pytest.raises(ValueError, match="clipped and summed first, by clip_per_example"):
             chain.update(self.PER_EXAMPLE, state, PARAMS)
         assert not drawn
 
-    def test_the_right_order_draws(self, drawn):
-        chain = optax.chain(
-            clip_per_example(1.0), add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY)
-        )
+    def test_noise_after_clipping_drawn(self, drawn):
+        chain = optax.chain(clip_per_example(1.0), gaussian())
         chain.update(self.PER_EXAMPLE, chain.init(PARAMS), PARAMS)
         assert len(drawn) == len(PARAMS)
 
-    def test_parameters_of_another_shape_than_at_init(self):
-        noise = add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY)
+    def test_updates_of_another_shape_refused(self):
+        noise = gaussian()
         with pytest.raises(
             ValueError, match=r"shaped like the parameters given to init \[\(3,\)\]"
         ):
@@ -368,9 +337,7 @@ PROGRAMS = {
     "remat": jax.checkpoint,
 }
 TRANSFORMATIONS = {
-    "add_gaussian_noise": lambda key: add_gaussian_noise(
-        noise_multiplier=1.0, l2_clip=1.0, key=key
-    ),
+    "add_gaussian_noise": lambda key: gaussian(key=key),
     "aggregate": lambda key: differentially_private_aggregate(1.0, 1.0, key),
 }
 
@@ -384,7 +351,7 @@ class TestUnderVmap:
         return jax.tree.map(lambda leaf: jnp.ones((ROWS, *per_example, *leaf.shape)), PARAMS)
 
     @pytest.mark.parametrize("program", PROGRAMS)
-    def test_one_state_is_refused(self, program):
+    def test_one_state_refused(self, program):
         noise = TRANSFORMATIONS["add_gaussian_noise"](KEY)
         update = jax.vmap(PROGRAMS[program](noise.update), (0, None))
         for function in (update, jax.jit(update)):
@@ -394,7 +361,7 @@ class TestUnderVmap:
                 function(self.updates("sum"), noise.init(PARAMS))
 
     @pytest.mark.parametrize("program", PROGRAMS)
-    def test_a_state_for_each_has_noise_of_its_own(self, program):
+    def test_one_state_each(self, program):
         noise = TRANSFORMATIONS["add_gaussian_noise"](KEY)
         states = jax.vmap(lambda key: noise.init(PARAMS)._replace(key=key))(
             jax.random.split(KEY, ROWS)
@@ -404,7 +371,7 @@ class TestUnderVmap:
 
     @pytest.mark.parametrize("name", TRANSFORMATIONS)
     @pytest.mark.parametrize("inner", [0, None], ids=["inner", "outer"])
-    def test_one_state_along_one_of_two_axes_is_refused(self, name, inner):
+    def test_one_state_along_an_axis_refused(self, name, inner):
         transformation = TRANSFORMATIONS[name](KEY)
         states = jax.vmap(lambda _: transformation.init(PARAMS))(jnp.arange(ROWS))
         both = jax.tree.map(lambda leaf: jnp.stack([leaf] * ROWS), self.updates(name))
@@ -414,7 +381,7 @@ class TestUnderVmap:
         with pytest.raises(ValueError, match=r"^state must be another one"):
             update(both, states)
 
-    def test_gradients_pass_through(self):
+    def test_gradient_of_the_noisy_sum(self):
         noise = TRANSFORMATIONS["add_gaussian_noise"](KEY)
         states = jax.vmap(lambda key: noise.init(PARAMS)._replace(key=key))(
             jax.random.split(KEY, ROWS)
@@ -428,18 +395,13 @@ class TestUnderVmap:
             np.testing.assert_array_equal(leaf, 3)
 
 
-def test_a_traced_noise_multiplier_stays_out_of_the_states_metadata():
+def test_traced_noise_multiplier_not_in_metadata():
     """Metadata of two traces are compared, which fails for tracers of the first."""
     count = jax.jit(lambda state: state.num_releases + 1)
 
     def releases_of(noise_multiplier):
-        mechanism = SubsampledGaussian(
-            PoissonSampling(10, 0.5),
-            l2_clip=1.0,
-            noise_multiplier=noise_multiplier,
-            num_steps=2,
-            adjacency="zero_out",
-        )
+        changes = {"noise_multiplier": noise_multiplier, "adjacency": "zero_out"}
+        mechanism = gaussian_mechanism(**changes)
         return count(mechanism.noise(KEY).init(jnp.zeros(3)))
 
     assert jax.jit(releases_of)(1.0) == 1

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.inputs import gaussian_mechanism
 from scipy import stats
 
 from dpjax import (
     PoissonSampling,
-    SubsampledGaussian,
     add_gaussian_noise,
     differentially_private_aggregate,
     noisy_sgd,
@@ -80,14 +80,8 @@ def key(seed=0):
 
 
 def mechanism():
-    sampling = PoissonSampling(50, 0.1)
-    return SubsampledGaussian(
-        sampling,
-        l2_clip=L2_CLIP,
-        noise_multiplier=MULTIPLIER,
-        num_steps=STEPS,
-        adjacency="add_remove",
-    )
+    changes = {"l2_clip": L2_CLIP, "noise_multiplier": MULTIPLIER, "num_steps": STEPS}
+    return gaussian_mechanism(PoissonSampling(50, 0.1), **changes)
 
 
 EXAMPLES = jax.tree.map(lambda leaf: jnp.zeros((BATCH, *leaf.shape)), PARAMS)
@@ -120,7 +114,7 @@ DRAWS: dict[str, Callable[[], Draws]] = {
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_the_noise_is_gaussian_of_the_right_scale_and_independent(name):
+def test_noise_distribution(name):
     draws = DRAWS[name]()
     for assertion in ASSERTIONS:
         assertion(draws)
@@ -184,11 +178,11 @@ def is_laplace():
         (is_laplace, assert_normal),
     ],
 )
-def test_the_assertions_see_what_is_broken(twin, assertion):
+def test_power_broken_noise(twin, assertion):
     with pytest.raises(AssertionError), np.errstate(invalid="ignore"):
         assertion(Draws(twin(), MULTIPLIER * L2_CLIP))
 
 
-def test_the_assertions_pass_what_is_right():
+def test_assertions_pass_gaussian_noise():
     for assertion in ASSERTIONS:
         assertion(Draws(normal(1, STEPS, 2, COORDINATES), MULTIPLIER * L2_CLIP))

@@ -1,5 +1,6 @@
 """What optax asks of a transformation, asked of every one of dpjax's."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,36 +25,26 @@ def words(tree):
     return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
 
 
-def assert_same(tree, other):
-    assert jax.tree.structure(tree) == jax.tree.structure(other)
-    jax.tree.map(np.testing.assert_array_equal, words(tree), words(other))
-
-
 def assert_close(tree, other):
     """Compiled and not, which rounds differently."""
-    assert jax.tree.structure(tree) == jax.tree.structure(other)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-        words(tree),
-        words(other),
-    )
+    chex.assert_trees_all_close(words(tree), words(other), rtol=1e-5, atol=1e-6)
 
 
-def test_it_is_a_gradient_transformation_that_takes_extra_arguments(transformation):
+def test_takes_extra_arguments(transformation):
     assert isinstance(transformation, optax.GradientTransformationExtraArgs)
     assert optax.with_extra_args_support(transformation) is transformation
 
 
-def test_one_update_has_the_shape_of_the_parameters(case, transformation, compiled):
+def test_update_shapes(case, transformation, compiled):
     params = params_of()
     state = transformation.init(params)
-    assert_same(state, jax.jit(transformation.init)(params))
+    chex.assert_trees_all_equal(words(state), words(jax.jit(transformation.init)(params)))
     moved, _ = compiled.update(case.updates(params), state, params)
     assert avals(moved) == avals(params)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(moved))
 
 
-def test_parameters_and_extra_arguments_may_be_given_or_left_out(case, transformation):
+def test_update_optional_arguments(case, transformation):
     params = params_of()
     updates, state = case.updates(params), transformation.init(params)
     shapes = [
@@ -67,7 +58,7 @@ def test_parameters_and_extra_arguments_may_be_given_or_left_out(case, transform
         assert jax.tree.leaves(shape) == jax.tree.leaves(shapes[0])
 
 
-def test_nothing_is_traced_again(case, transformation, compiled):
+def test_update_traced_once(case, transformation, compiled):
     params = params_of()
     state = transformation.init(params)
     compiled.update(case.updates(params), state, params)
@@ -79,7 +70,7 @@ def test_nothing_is_traced_again(case, transformation, compiled):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-def test_the_state_keeps_its_structure_and_dtypes(case, transformation, dtype):
+def test_state_structure_and_dtypes(case, transformation, dtype):
     params = params_of(dtype)
     state = transformation.init(params)
     updates = case.updates(params)
@@ -94,7 +85,7 @@ def test_the_state_keeps_its_structure_and_dtypes(case, transformation, dtype):
 
 
 @pytest.mark.slow
-def test_it_can_be_scanned(case, transformation, compiled):
+def test_update_in_a_scan(case, transformation, compiled):
     params = params_of()
 
     def step(update, carry):
@@ -111,7 +102,7 @@ def test_it_can_be_scanned(case, transformation, compiled):
     assert_close(scanned, looped)
 
 
-def test_half_precision(case, transformation, compiled):
+def test_update_half_precision(case, transformation, compiled):
     """The values are those of single precision, rounded once more."""
     params = params_of(jnp.bfloat16)
     updates = case.updates(params)
@@ -125,14 +116,14 @@ def test_half_precision(case, transformation, compiled):
 
 
 @pytest.mark.usefixtures("x64")
-def test_double_precision(case, transformation):
+def test_update_double_precision(case, transformation):
     params = params_of(jnp.float64)
     state = transformation.init(params)
     moved, _ = jax.eval_shape(transformation.update, case.updates(params), state, params)
     assert {leaf.dtype for leaf in jax.tree.leaves(moved)} == {np.dtype(float)}
 
 
-def test_it_goes_first_in_a_chain(case, transformation, compiled):
+def test_update_first_in_a_chain(case, transformation, compiled):
     rest = optax.chain(optax.scale(-0.5), optax.trace(decay=0.9))
     chain = optax.chain(optax.named_chain(("private", transformation), ("rest", rest)))
     params = params_of()
@@ -145,7 +136,7 @@ def test_it_goes_first_in_a_chain(case, transformation, compiled):
 
 
 @pytest.mark.slow
-def test_models_side_by_side(case, compiled):
+def test_update_under_vmap(case, compiled):
     """Mapped over models, each with a key of its own: what each would have been alone."""
     keys = jax.random.split(jax.random.key(0), 3)
     models = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf, 3 * leaf]), params_of())
@@ -163,7 +154,7 @@ def test_models_side_by_side(case, compiled):
         assert_close(jax.tree.map(lambda leaf, i=i: leaf[i], together), alone)
 
 
-def test_any_tree_of_parameters(case, transformation):
+def test_update_any_tree(case, transformation):
     """Lists, tuples, scalars, nothing at all: whatever jax takes for a tree."""
     params = {"w": [jnp.float32(1), (jnp.ones((1, 2)),)], "b": None}
     state = transformation.init(params)
@@ -171,14 +162,14 @@ def test_any_tree_of_parameters(case, transformation):
     assert jax.tree.map(jnp.shape, moved) == jax.tree.map(jnp.shape, params)
 
 
-def test_optax_finds_copies_of_the_parameters_in_its_state(transformation):
+def test_state_tree_map_params(transformation):
     """`tree_map_params` calls ``init`` with a tree without leaves to find out the structure."""
     state = transformation.init(params_of())
     mapped = optax.tree_utils.tree_map_params(transformation, lambda leaf: leaf, state)
-    assert_same(mapped, state)
+    chex.assert_trees_all_equal(words(mapped), words(state))
 
 
-def test_its_state_describes_its_noise(case, transformation):
+def test_mechanism_of_state(case, transformation):
     if not case.noisy:
         pytest.skip("nothing is released")
     sampling = FixedSizeSampling(40, 4)
