@@ -52,7 +52,13 @@ def bits(key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
     """
     if not _has_plain_random_bits(key, shape):
         return jax.random.bits(key, shape, jnp.uint32)
-    return _random_bits(key, _counters(shape))
+
+    # The position of each entry in the flat array, computed in its own shape.
+    strides = np.cumprod([1, *shape[:0:-1]])[::-1][: len(shape)]
+    position = jnp.zeros(shape, jnp.uint32)
+    for axis, stride in enumerate(strides):
+        position += jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
+    return _random_bits(key, position)
 
 
 def bits_at(key: PRNGKey, positions: jax.Array, size: int) -> jax.Array:
@@ -124,15 +130,6 @@ def _random_bits(key: PRNGKey, counters: jax.Array) -> jax.Array:
     first, second = jax.random.key_data(key)
     high, low = threefry(first, second, jnp.zeros_like(counters), counters)
     return high ^ low
-
-
-def _counters(shape: tuple[int, ...]) -> jax.Array:
-    """The position of each entry in the flat array, computed in its own shape."""
-    strides = np.cumprod([1, *shape[:0:-1]])[::-1][: len(shape)]
-    position = jnp.zeros(shape, jnp.uint32)
-    for axis, stride in enumerate(strides):
-        position += jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
-    return position
 
 
 def _has_plain_random_bits(key: PRNGKey, shape: tuple[int, ...]) -> bool:

@@ -67,7 +67,7 @@ def by_definition(equation, operands):
 
 
 @pytest.mark.parametrize("case", SCANS)
-def test_a_scan_by_its_definition(case):
+def test_read_scan_by_definition(case):
     jaxpr = jax.make_jaxpr(SCANS[case][0])(SCANS[case][1])
     scans = [equation for equation in jaxpr.jaxpr.eqns if equation.primitive.name == "scan"]
     assert scans
@@ -79,7 +79,7 @@ def test_a_scan_by_its_definition(case):
             np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
-def test_the_parameters_of_a_scan():
+def test_read_scan_parameters():
     (equation,) = jax.make_jaxpr(partial(scan, reverse=True, unroll=2))(X).jaxpr.eqns[-1:]
     read = read_scan(equation)
     assert (read.num_carry, read.length, read.reverse, read.unroll) == (3, 3, True, 2)
@@ -128,7 +128,7 @@ def sine(x):
         ),
     ],
 )
-def test_all_jaxprs_of_an_equation(function, name, number):
+def test_bodies_of(function, name, number):
     jaxpr = jax.make_jaxpr(function)(X[0])
     equation = jaxpr.jaxpr.eqns[-1]
     assert equation.primitive.name == name

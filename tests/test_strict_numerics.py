@@ -14,6 +14,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+from helpers.inputs import gaussian_mechanism, squared_error
 
 import dpjax
 from dpjax import sensitivity
@@ -40,11 +41,6 @@ L2 = dpjax.Sensitivity(1.0, "l2", "add_remove", shape=(3,))
 LINF = dpjax.Sensitivity(1.0, "linf", "add_remove", shape=(3,))
 
 
-def squared_error(params, example):
-    x, y = example
-    return (jnp.dot(x, params["w"]) - y) ** 2
-
-
 def log_likelihood(params, example):
     return -squared_error(params, example)
 
@@ -69,19 +65,9 @@ def releases(mechanism):
 
 
 def train_with(sampling, adjacency="add_remove"):
-    mechanism = dpjax.SubsampledGaussian(
-        sampling, l2_clip=1.0, noise_multiplier=2.0, num_steps=2, adjacency=adjacency
-    )
-    options = {"progress": False}
-    return dpjax.train(
-        KEY,
-        squared_error,
-        {"w": jnp.zeros(2)},
-        (X, Y),
-        optax.sgd(0.1),
-        mechanism=mechanism,
-        **options,
-    ).params
+    mechanism = gaussian_mechanism(sampling, num_steps=2, adjacency=adjacency)
+    params, options = {"w": jnp.zeros(2)}, {"mechanism": mechanism, "progress": False}
+    return dpjax.train(KEY, squared_error, params, (X, Y), optax.sgd(0.1), **options).params
 
 
 def clipped(**options):
@@ -94,7 +80,11 @@ def update(transformation):
     return transformation.update({"w": jnp.ones(2)}, transformation.init(params), params)
 
 
-def langevin(chain):
+def langevin(sampler, **options):
+    chain = sampler(
+        dpjax.PoissonSampling(40, 0.25), l2_clip=1.0, step_size=0.01, num_steps=2,
+        adjacency="add_remove", **options,
+    )  # fmt: skip
     data, start = (X, Y), {"w": jnp.zeros(2)}
     return dpjax.bayes.sgmcmc.sample(
         KEY, log_likelihood, log_prior, start, data, mechanism=chain, progress=False
@@ -102,10 +92,7 @@ def langevin(chain):
 
 
 def variational():
-    mechanism = dpjax.SubsampledGaussian(
-        dpjax.PoissonSampling(40, 0.25), l2_clip=1.0, noise_multiplier=1.0, num_steps=2,
-        adjacency="add_remove",
-    )  # fmt: skip
+    mechanism = gaussian_mechanism(num_steps=2)
     svi = dpjax.bayes.DPSVI(linear, linear_guide, optax.sgd(0.1), mechanism=mechanism)
     return svi.run(KEY, X, Y, progress_bar=False).params
 
@@ -185,6 +172,7 @@ def conjugate_posterior(aware):
     return fit(release, [25.0], num_examples=40).interval(0.9)
 
 
+RMS_PROP = dpjax.bayes.sgmcmc.RMSProp(min_value=0.1, max_value=5.0)
 ENTRY_POINTS = {
     "Laplace": lambda: releases(dpjax.Laplace(SUM, 1.0)),
     "Gaussian": lambda: releases(dpjax.Gaussian(L2, 1.0)),
@@ -203,35 +191,9 @@ ENTRY_POINTS = {
     "add_gaussian_noise": lambda: update(
         dpjax.add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=KEY)
     ),
-    "sgld": lambda: langevin(
-        dpjax.bayes.sgmcmc.SGLD(
-            dpjax.PoissonSampling(40, 0.25),
-            l2_clip=1.0,
-            step_size=0.01,
-            num_steps=2,
-            adjacency="add_remove",
-        )
-    ),
-    "sghmc": lambda: langevin(
-        dpjax.bayes.sgmcmc.SGHMC(
-            dpjax.PoissonSampling(40, 0.25),
-            l2_clip=1.0,
-            step_size=0.01,
-            num_steps=2,
-            adjacency="add_remove",
-            friction=0.5,
-        )
-    ),
-    "psgld": lambda: langevin(
-        dpjax.bayes.sgmcmc.PSGLD(
-            dpjax.PoissonSampling(40, 0.25),
-            l2_clip=1.0,
-            step_size=0.01,
-            num_steps=2,
-            adjacency="add_remove",
-            preconditioner=dpjax.bayes.sgmcmc.RMSProp(min_value=0.1, max_value=5.0),
-        )
-    ),
+    "sgld": lambda: langevin(dpjax.bayes.sgmcmc.SGLD),
+    "sghmc": lambda: langevin(dpjax.bayes.sgmcmc.SGHMC, friction=0.5),
+    "psgld": lambda: langevin(dpjax.bayes.sgmcmc.PSGLD, preconditioner=RMS_PROP),
     "DPSVI": variational,
     "noise_aware_posterior": lambda: fit_noise_aware("gaussian"),
     "density, Gaussian": lambda: density_of_statistics("gaussian"),
@@ -247,12 +209,12 @@ ENTRY_POINTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENTRY_POINTS)
-def test_nothing_is_promoted(name):
+def test_entry_points_promote_nothing(name):
     leaves = jax.tree.leaves(ENTRY_POINTS[name]())
     assert all(np.isfinite(leaf).all() for leaf in leaves if np.ndim(leaf))
 
 
-def test_the_settings_are_strict():
+def test_power_strict_settings():
     """The power check: both kinds of promotion are errors here."""
     with pytest.raises(ValueError, match="rank_promotion"):
         jnp.ones((2, 2)) + jnp.ones(2)

@@ -290,11 +290,11 @@ def sum_in_parts(weighted_sum: Callable[[jax.Array, A], T], factor: jax.Array, a
     def add_part(part: jax.Array, summed: CompensatedSum) -> CompensatedSum:
         # The last part overlaps the one before it, whose examples are given weight zero.
         start = jnp.minimum(part * part_size, size - part_size)
-        some_factor, some = jax.tree.map(
+        part_factor, part_arrays = jax.tree.map(
             lambda x: jax.lax.dynamic_slice_in_dim(x, start, part_size), (factor, arrays)
         )
         new = start + jnp.arange(part_size) >= part * part_size
-        return summed.add(weighted_sum(jnp.where(new, some_factor, 0), some))
+        return summed.add(weighted_sum(jnp.where(new, part_factor, 0), part_arrays))
 
     zero = CompensatedSum.zero(jax.eval_shape(weighted_sum, factor, arrays))
     return jax.lax.fori_loop(0, num_parts, add_part, zero).value()

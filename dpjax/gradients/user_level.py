@@ -193,8 +193,8 @@ def group_by_unit(
     order = order[np.lexsort((low, high, unit))]
 
     # The first ``max_records`` of each unit are kept.
-    kept = position < max_records
-    order, unit, position = order[kept], unit[kept], position[kept]
+    first = position < max_records
+    order, unit, position = order[first], unit[first], position[first]
 
     def place(leaf: npt.ArrayLike) -> np.ndarray:
         array = np.asarray(leaf)

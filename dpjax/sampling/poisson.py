@@ -83,9 +83,9 @@ class BitSet(NamedTuple):
             guess = jax.random.randint(jax.random.fold_in(key, i), (), 0, newcomer + 1, jnp.int32)
             first, second = self.records_at(jnp.stack([guess, newcomer]))
             taken = (others[first // _BITS] >> (first % _BITS).astype(jnp.uint32)) & 1
-            moved = jnp.where(taken == 1, second, first)
-            bit = jnp.uint32(1) << (moved % _BITS).astype(jnp.uint32)
-            return others.at[moved // _BITS].set(others[moved // _BITS] | bit)
+            member = jnp.where(taken == 1, second, first)
+            bit = jnp.uint32(1) << (member % _BITS).astype(jnp.uint32)
+            return others.at[member // _BITS].set(others[member // _BITS] | bit)
 
         excess = jnp.maximum(self.size - most, 0)
         others = jax.lax.fori_loop(0, excess, move, jnp.zeros_like(self.words))

@@ -92,13 +92,13 @@ def check_per_example(updates: optax.Updates, params: optax.Params | None) -> No
         )
 
 
-def check_description(given: D, own: D) -> None:
+def check_description(state: D, own: D) -> None:
     """Raises ValueError for the state of another transformation.
 
     Schedules are not compared.
     """
     for name, value in vars(own).items():
-        other = getattr(given, name)
+        other = getattr(state, name)
         if other != value and not (callable(other) and callable(value)):
             raise ValueError(
                 f"state must come from init of the transformation that updates it: it was made with"

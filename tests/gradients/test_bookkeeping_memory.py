@@ -69,12 +69,12 @@ def ratios(loss, batch_size, method="bookkeeping"):
         (nested_remat, 32, 1.3, 4),
     ],
 )
-def test_a_stack_takes_the_memory_of_the_plain_gradient(loss, batch_size, at_most, part_size):
+def test_memory_of_a_stack(loss, batch_size, at_most, part_size):
     batch = jnp.zeros((batch_size, TOKENS, WIDTH))
     assert "vmap" not in routes_of(loss, PARAMS, batch).values()
     assert dpjax.explain(loss, PARAMS, batch).microbatch_size == part_size
     assert ratios(loss, batch_size) < at_most
 
 
-def test_instantiated_gradients_of_a_stack_take_more():
+def test_power_memory_of_instantiated_gradients():
     assert ratios(stacked_remat, 32, method="vmap") > 4

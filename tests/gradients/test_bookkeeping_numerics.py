@@ -66,7 +66,7 @@ def assert_not_below(norms, truth):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("tokens", "features"), SIZES)
-def test_norms_are_not_below_the_truth_where_terms_cancel(tokens, features):
+def test_norms_not_below_the_truth(tokens, features):
     batch = cancelling(tokens, features, max(4, features // 4))
     w = jnp.zeros((features, batch["right"].shape[-1]))
     for route in ("ghost", "sequential"):
@@ -76,7 +76,7 @@ def test_norms_are_not_below_the_truth_where_terms_cancel(tokens, features):
 
 
 @pytest.mark.parametrize(("tokens", "features"), SIZES)
-def test_without_the_margin_norms_would_be_below(tokens, features):
+def test_power_norms_without_the_margin(tokens, features):
     batch = cancelling(tokens, features, max(4, features // 4))
     lefts, rights = (jnp.einsum("btr,bsr->bts", side, side) for side in batch.values())
     squares = np.maximum(jnp.sum(lefts * rights, (1, 2)), 0)
@@ -84,13 +84,13 @@ def test_without_the_margin_norms_would_be_below(tokens, features):
         assert_not_below(np.sqrt(squares), true_norms(batch))
 
 
-def test_what_does_not_cancel_keeps_its_norm():
+def test_norms_without_cancellation():
     batch = jax.tree.map(lambda leaf: leaf[-1:], cancelling(64, 64, 16))
     norms, _ = contributions(by_route("ghost", bilinear), jnp.zeros((64, 16)), batch)
     np.testing.assert_allclose(norms, true_norms(batch), rtol=1e-5)
 
 
-def test_uses_of_one_weight_that_cancel():
+def test_norms_of_cancelling_uses():
     def loss(w, example):
         return bilinear(w, example) - jnp.sum((example["nearly"] @ w) * example["right"])
 
@@ -105,7 +105,7 @@ def test_uses_of_one_weight_that_cancel():
     assert np.all(sizes <= CLIP * (1 + 1e-6))
 
 
-def test_lookups_of_one_row_that_cancel():
+def test_norms_of_cancelling_lookups():
     def loss(table, example):
         return jnp.sum(table[example["index"]] * example["signal"])
 
@@ -144,7 +144,7 @@ def test_huge_and_tiny_factors(route):
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_stays_out_of_the_sum(route, bad):
+def test_nonfinite_factors(route, bad):
     batch = cancelling(8, 16, 4)
     for side in batch:
         spoilt = {name: leaf.copy() for name, leaf in batch.items()}

@@ -60,7 +60,7 @@ SHARED = [
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_one_example_moves_the_sum_by_its_bound_at_most(name):
+def test_bookkeeping_sensitivity(name):
     with jax.enable_x64(True):
         case = build(name, jnp.float64)
         for route in ("ghost", "instantiate"):
@@ -69,7 +69,7 @@ def test_one_example_moves_the_sum_by_its_bound_at_most(name):
             assert np.max(moved[0]) > 0.3 * (1 - 1e-9)  # the bound is reached, not undercut
 
 
-def test_bounds_for_each_layer():
+def test_bookkeeping_sensitivity_of_layers():
     bounds = {"users": 0.1, "items": {"product": 0.2, "deep": 0.05}, "w1": 0.3, "b1": 0.1}
     bounds |= {"w2": 0.5, "b2": 0.01}
     with jax.enable_x64(True):
@@ -162,7 +162,7 @@ TWINS = [
 @pytest.mark.parametrize(
     ("twin", "name"), TWINS, ids=lambda value: getattr(value, "__name__", value)
 )
-def test_a_norm_that_leaves_something_out_is_found(twin, name, monkeypatch):
+def test_power_incomplete_norms(twin, name, monkeypatch):
     with jax.enable_x64(True):
         case = build(name, jnp.float64)
         assert_within(moves(by_route("ghost", case.loss), case, 0.3), 0.3)

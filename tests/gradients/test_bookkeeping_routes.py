@@ -26,37 +26,53 @@ def of(shapes, loss, *example):
     return routes_of(loss, params, batch)
 
 
-def test_a_dense_layer_on_one_vector_needs_no_gradient():
-    routes = of(
-        {"w": (400, 300), "b": (300,)}, lambda p, e: jnp.sum(e[0] @ p["w"] + p["b"]), ("x", (400,))
+def dense(p, e):
+    return jnp.sum(e[0] @ p["w"] + p.get("b", 0))
+
+
+def stack(p, e):
+    return jnp.sum(jax.lax.scan(lambda h, w: (h @ w, None), e[0], p["w"])[0])
+
+
+def convolution(p, e):
+    layout = ("NHWC", "HWIO", "NHWC")
+    return jnp.sum(
+        jax.lax.conv_general_dilated(e[0], p["w"], (1, 1), "SAME", dimension_numbers=layout)
     )
+
+
+@pytest.mark.parametrize(
+    ("loss", "shape", "example", "route"),
+    [
+        (dense, (400, 300), (5, 400), "ghost"),
+        (dense, (20, 30), (500, 20), "instantiate"),
+        (dense, (1024, 1024), (600, 1024), "sequential"),
+        (stack, (4, 64, 64), (30, 64), "ghost"),
+        (stack, (4, 64, 64), (400, 64), "instantiate"),
+        (stack, (4, 512, 512), (200, 512), "ghost"),
+        (stack, (4, 512, 512), (400, 512), "sequential"),
+        (convolution, (3, 3, 128, 128), (1, 4, 4, 128), "ghost"),
+        (convolution, (3, 3, 3, 16), (1, 32, 32, 3), "instantiate"),
+    ],
+)
+def test_route_of_one_weight(loss, shape, example, route):
+    assert of({"w": shape}, loss, ("x", example)) == {"['w']": route}
+
+
+def test_route_of_a_dense_layer_on_one_vector():
+    routes = of({"w": (400, 300), "b": (300,)}, dense, ("x", (400,)))
     assert routes == {"['b']": "instantiate", "['w']": "ghost"}
 
 
-def test_a_dense_layer_on_a_few_tokens_needs_no_gradient():
-    routes = of({"w": (400, 300)}, lambda p, e: jnp.sum(e[0] @ p["w"]), ("x", (5, 400)))
-    assert routes == {"['w']": "ghost"}
-
-
-def test_with_many_tokens_instantiating_the_gradient_is_cheaper():
-    routes = of({"w": (20, 30)}, lambda p, e: jnp.sum(e[0] @ p["w"]), ("x", (500, 20)))
-    assert routes == {"['w']": "instantiate"}
-
-
-def test_a_large_gradient_is_instantiated_one_example_at_a_time():
-    routes = of({"w": (1024, 1024)}, lambda p, e: jnp.sum(e[0] @ p["w"]), ("x", (600, 1024)))
-    assert routes == {"['w']": "sequential"}
-
-
 @pytest.mark.parametrize("length", [(), (7,), (2, 3)])
-def test_an_embedding_is_looked_up(length):
+def test_route_of_an_embedding(length):
     routes = of(
         {"table": (1000, 16)}, lambda p, e: jnp.sum(jnp.tanh(p["table"][e[0]])), ("words", length)
     )
     assert routes == {"['table']": "ghost"}
 
 
-def test_a_tied_embedding_and_a_shared_layer_are_laid_side_by_side():
+def test_route_of_shared_leaves():
     def loss(p, e):
         hidden = jnp.tanh(p["table"][e[0]] @ p["w"]) @ p["w"]
         return jax.nn.logsumexp(hidden @ p["table"].T)
@@ -65,7 +81,7 @@ def test_a_tied_embedding_and_a_shared_layer_are_laid_side_by_side():
     assert routes == {"['table']": "ghost", "['w']": "ghost"}
 
 
-def test_a_shared_matrix_whose_axes_are_joined_after_a_transpose_has_a_route():
+def test_route_of_joined_axes():
     def loss(p, e):
         joined = jnp.transpose(p["w"], (0, 2, 1)).reshape(3, 2)
         return jnp.sum(jnp.sin(e[0] @ p["w"].reshape(2, 3))) + jnp.sum(jnp.cos(e[0] @ joined.T))
@@ -73,19 +89,7 @@ def test_a_shared_matrix_whose_axes_are_joined_after_a_transpose_has_a_route():
     assert of({"w": (1, 2, 3)}, loss, ("x", (5, 2))) == {"['w']": "instantiate"}
 
 
-def test_a_convolution_on_a_large_image_and_on_a_small_one():
-    def convolve(x, kernel):
-        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=NHWC)
-
-    NHWC = ("NHWC", "HWIO", "NHWC")
-    shapes = {"k": (3, 3, 128, 128)}
-    loss = lambda p, e: jnp.sum(convolve(e[0], p["k"]))  # noqa: E731
-    assert of(shapes, loss, ("x", (1, 4, 4, 128))) == {"['k']": "ghost"}
-    shapes = {"k": (3, 3, 3, 16)}
-    assert of(shapes, loss, ("x", (1, 32, 32, 3))) == {"['k']": "instantiate"}
-
-
-def test_explain_gives_the_reason_for_vmap():
+def test_explain_reasons_of_vmap():
     start = reasons("scan_over_steps")["['start']"]
     assert start == ("vmap", "the initial state of a scan")
     assert reasons("returned_from_loops")["['w']"] == ("vmap", "returned from scan")
@@ -99,7 +103,7 @@ def test_explain_gives_the_reason_for_vmap():
     assert reasons("parameter_is_the_loss")["['loss']"][1] == "returned as the loss"
 
 
-def test_an_unsupported_leaf_leaves_the_others_their_routes():
+def test_routes_beside_an_unsupported_leaf():
     found = reasons("custom_rules_on_the_way")
     assert found["['inside']"][0] == "vmap"
     assert found["['layers']"] == ("ghost", "dot_general in a stack of 2, 1 outer product")
@@ -132,7 +136,7 @@ def test_remat():
     assert "recomputed" not in reasons("remat_in_loops")["['layers']['twice']"][1]
 
 
-def test_explain_says_where_layers_under_remat_store_their_values():
+def test_explain_microbatch_size_under_remat():
     def loss(w, x):
         return jnp.sum(jax.lax.scan(jax.checkpoint(lambda h, w: (jnp.tanh(h @ w), None)), x, w)[0])
 
@@ -148,7 +152,7 @@ def test_explain_says_where_layers_under_remat_store_their_values():
 
 
 @pytest.mark.slow
-def test_models_of_common_make():
+def test_routes_of_models():
     """All leaves have a route without per-example gradients but for those that are transformed."""
     transformed = {
         "selective_state_space": {"['log_rate']": "used in exp"},
@@ -164,17 +168,7 @@ def test_models_of_common_make():
             assert by_vmap == transformed.get(name, {}), name
 
 
-def test_wide_stacks_are_not_instantiated_at_once():
-    def loss(p, e):
-        return jnp.sum(jax.lax.scan(lambda h, w: (h @ w, None), e[0], p["w"])[0])
-
-    assert of({"w": (4, 64, 64)}, loss, ("x", (30, 64))) == {"['w']": "ghost"}
-    assert of({"w": (4, 64, 64)}, loss, ("x", (400, 64))) == {"['w']": "instantiate"}
-    assert of({"w": (4, 512, 512)}, loss, ("x", (200, 512))) == {"['w']": "ghost"}
-    assert of({"w": (4, 512, 512)}, loss, ("x", (400, 512))) == {"['w']": "sequential"}
-
-
-def test_plain_calls_are_looked_into():
+def test_routes_within_calls():
     for name in (
         "nested_calls",
         "remat",
@@ -185,5 +179,5 @@ def test_plain_calls_are_looked_into():
         assert not any(route == "vmap" for route, _ in reasons(name).values())
 
 
-def test_unused_leaves():
+def test_routes_of_unused_leaves():
     assert reasons("unused")["['never']"] == ("unused", "the loss does not depend on it")

@@ -1,4 +1,4 @@
-"""Bookkeeping against the reference on every loss of the zoo, by every route a leaf can take."""
+"""Book-keeping against the reference: losses of the zoo by every route, devices, random losses."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,15 @@ from helpers.bookkeeping_checks import (
     fast_jit,
     side_by_side,
 )
+from helpers.random_programs import case_of, programs
 from helpers.zoo import BATCH, ZOO, build, poisoned
+from helpers.zoo_case import Case, floats
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType, PartitionSpec
+
+from dpjax.gradients import ClippedGradInfo
+from dpjax.gradients._clipped_grad import sum_by_vmap
 
 MASK = np.array([True, True, True, False])
 WITHOUT_FIRST = np.array([False, True, True, False])
@@ -121,3 +129,75 @@ def _assert_nan_stays_at_home(run, case):
         if not np.isfinite(seen[1].norms[0]):
             assert seen[1].num_nonfinite == 1
             assert_same((seen[0], hidden[1]), clean, 1e-10)
+
+
+# The batch split over devices, against the reference on one.
+
+EVERYWHERE, SPLIT = PartitionSpec(), PartitionSpec("data")
+
+
+def sharded(compute):
+    """Each device's examples, then the sum over the devices."""
+
+    def part(params, batch, mask):
+        summed, info = compute(params, batch, mask)
+        count = jax.lax.psum(info.num_nonfinite, "data")
+        return jax.lax.psum(summed, "data"), info._replace(num_nonfinite=count)
+
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    outputs = (EVERYWHERE, ClippedGradInfo(SPLIT, SPLIT, EVERYWHERE))
+    inputs = (EVERYWHERE, SPLIT, SPLIT)
+    return fast_jit(jax.shard_map(part, mesh=mesh, in_specs=inputs, out_specs=outputs))
+
+
+SPLIT_NAMES = [
+    "embedding",
+    "image_network",
+    "scan_over_steps",
+    "same_layer_on_tokens",
+    "tied_embedding",
+    "two_branches",
+    "stacked_layers",
+    "remat_layers",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPLIT_NAMES)
+def test_agrees_over_devices(name):
+    case, mask = build(name, jnp.float32), np.arange(BATCH) != 1
+    found = sharded(bookkeeping(case.loss, 0.8))(case.params, case.batch, mask)
+    reference = fast_jit(sum_by_vmap, static_argnums=0)
+    assert_same(found, reference(case.loss, 0.8, case.params, case.batch, mask), 1e-5)
+
+
+# Randomly generated networks.
+
+_SETTINGS = settings(
+    derandomize=True,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],  # a program that fails is printed as it is: shrinking would compile
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def _in_precision(program, dtype):
+    case = case_of(program)
+    return Case(case.loss, floats(case.params, dtype), floats(case.batch, dtype))
+
+
+@pytest.mark.slow
+@settings(_SETTINGS, max_examples=20)
+@given(programs(), st.floats(0.3, 3.0))
+def test_agrees_on_random_networks(program, strictness):
+    with jax.enable_x64(True):
+        case = _in_precision(program, jnp.float64)
+        run = side_by_side(case, different_ways(case))
+        mask = np.arange(BATCH) != 1
+        norms = run(1.0, case.params, case.batch, mask)[0][1].norms
+        clip = strictness * jnp.max(norms) + 1e-3
+        expected, found = run(clip, case.params, case.batch, mask)
+        for result in found:
+            assert_same(result, expected, 1e-9)
+            assert_norms_not_below(result[1].norms, expected[1].norms, 1e-12)

@@ -173,7 +173,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("build", "route"), CASES, ids=lambda x: getattr(x, "__name__", x))
-def test_norms_and_sums_where_terms_cancel(build, route):
+def test_cancelling_norms_and_sums(build, route):
     """Norms not below the truth and at most 1 % above, and the sum that of the truth so far."""
     loss, params, batch_of = build()
     compute = fast_jit(by_route(route, loss))
@@ -192,7 +192,7 @@ def test_norms_and_sums_where_terms_cancel(build, route):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=str)
-def test_norms_of_layers_in_half_precision(dtype):
+def test_cancelling_norms_in_half_precision(dtype):
     """Pairs that differ by the last bit of one feature."""
 
     def loss(w, e):
@@ -215,7 +215,7 @@ def test_norms_of_layers_in_half_precision(dtype):
 
 
 @pytest.mark.parametrize("difference", [0.0, 1e-7, 1e-4])
-def test_what_cancels_contributes_no_more_than_the_bound(difference):
+def test_cancelling_contribution_within_the_bound(difference):
     """Terms of 10^8 clip bounds, alone and beside an example that does not cancel."""
     loss, params, batch_of = siamese()
     batch, clip = batch_of(difference), 1e-6
@@ -274,13 +274,13 @@ WAYS = [at_once, by_micro_batches, in_a_batch_of_batches, under_a_checkpoint]
 # With the second difference its gradient is instantiated, with the first it is not.
 @pytest.mark.parametrize("own_difference", [0.1, 1e-3])
 @pytest.mark.parametrize("compute", WAYS)
-def test_an_example_contributes_the_same_whether_its_neighbours_cancel(compute, own_difference):
+def test_contribution_independent_of_cancelling_neighbours(compute, own_difference):
     (sums, norm), (other_sums, other_norm) = what_the_first_contributes(compute, own_difference)
     assert norm == other_norm
     np.testing.assert_array_equal(sums, other_sums)
 
 
-def test_instantiating_all_where_one_cancels_would_be_found(monkeypatch):
+def test_power_instantiating_all_examples(monkeypatch):
     right = norms_module.for_each
 
     def of_all(chosen, *args):
@@ -291,7 +291,7 @@ def test_instantiating_all_where_one_cancels_would_be_found(monkeypatch):
     assert norm != other_norm
 
 
-def test_where_nothing_can_cancel_no_loop_is_compiled():
+def test_no_loop_without_cancellation():
     """One product with one vector, as in a plain network."""
 
     def loss(w, x):

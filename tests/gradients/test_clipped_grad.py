@@ -73,14 +73,14 @@ def by_hand(bound, params, batch, mask=None):
 @pytest.mark.parametrize(
     ("bound", "method"), [*((b, "vmap") for b in BOUNDS), ("middle", "auto"), ("mixed", "auto")]
 )
-def test_equals_the_loop(params, batch, bound, method):
+def test_clipped_grad_equals_the_loop(params, batch, bound, method):
     for mask in (ALL, MASK):
         found = compiled(bound, method=method)(params, batch, mask)
         assert_matches_hand(found, by_hand(bound, params, batch, mask))
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_no_mask_is_a_mask_of_all(params, batch, method):
+def test_clipped_grad_without_mask(params, batch, method):
     found = compiled(method=method)(params, batch)
     assert_matches_hand(found, by_hand("middle", params, batch))
 
@@ -100,14 +100,14 @@ def test_called_without_jit(params, batch):
     assert_matches_hand(found, by_hand("middle", params, batch))
 
 
-def test_the_bound_binds_some_examples_and_not_others(params, batch):
+def test_bound_clips_some_examples(params, batch):
     """Otherwise the tests above would say little of clipping."""
     _, norms, _ = by_hand("middle", params, batch)
     assert 2 <= np.sum(norms > 5.0) <= SIZE - 2
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_microbatches_only_schedule(params, batch, method):
+def test_microbatches_equal_the_whole(params, batch, method):
     whole = compiled("layers", method=method)(params, batch, MASK)
     for size in (1, 3, SIZE):
         parts = compiled("layers", method=method, microbatch_size=size)
@@ -137,7 +137,7 @@ def test_shapes_and_dtypes(params, batch):
     assert info.num_nonfinite.dtype == jnp.int32
 
 
-def test_the_mask_is_the_smaller_batch(params, batch):
+def test_mask_equals_the_smaller_batch(params, batch):
     masked, info = compiled()(params, batch, MASK)
     smaller, smaller_info = compiled()(params, example_of(batch, MASK), np.ones(MASK.sum(), bool))
     assert_close(masked, smaller, atol=1e-5)
@@ -148,7 +148,7 @@ def test_the_mask_is_the_smaller_batch(params, batch):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_mask_of_nothing_gives_zeros(params, batch, method):
+def test_mask_of_nothing(params, batch, method):
     found = compiled(method=method)(params, batch, np.zeros(SIZE, bool))
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(found))
 
@@ -156,7 +156,7 @@ def test_a_mask_of_nothing_gives_zeros(params, batch, method):
 @pytest.mark.parametrize(
     "options", [*({"method": method} for method in METHODS), {"microbatch_size": 4}], ids=str
 )
-def test_an_empty_batch_gives_zeros(params, batch, options):
+def test_empty_batch(params, batch, options):
     clipped_sum, info = compiled(**options)(params, example_of(batch, slice(0)))
     assert jax.tree.map(jnp.shape, clipped_sum) == jax.tree.map(jnp.shape, params)
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(clipped_sum))
@@ -171,7 +171,7 @@ def test_one_example(params, batch, options):
 
 
 class TestTransformations:
-    def test_nothing_is_traced_again_on_the_second_call(self, params, batch):
+    def test_clipped_grad_traced_once(self, params, batch):
         traces = []
 
         def loss(params, example):
@@ -208,7 +208,7 @@ class TestTransformations:
             )
             assert_matches_hand(example_of(found, i), expected)
 
-    def test_as_the_body_of_a_scan(self, params, batch):
+    def test_clipped_grad_in_a_scan(self, params, batch):
         def step(params, _):
             clipped_sum, info = compiled(method="auto")(params, batch, ALL)
             return jax.tree.map(lambda p, g: p - 0.1 * g, params, clipped_sum), info.losses.sum()
@@ -219,7 +219,7 @@ class TestTransformations:
         assert_close(scanned, params, atol=1e-4)
         assert losses[2] < losses[0]
 
-    def test_bounds_of_layers_may_be_traced(self, params, batch):
+    def test_traced_bounds(self, params, batch):
         @jax.jit
         def compute(first, second):
             l2_clip = {"first": first, "second": second}
@@ -237,14 +237,14 @@ class TestKeysInTheBatch:
 
     @pytest.mark.parametrize("options", [{}, {"microbatch_size": 3}], ids=str)
     @pytest.mark.parametrize("raw", [False, True], ids=["typed", "raw"])
-    def test_each_example_has_its_own_dropout(self, params, batch, options, raw):
+    def test_keys_in_the_batch(self, params, batch, options, raw):
         keys = jax.random.split(jax.random.key(5), SIZE)
         noisy = {"x": batch["x"], "key": jax.random.key_data(keys) if raw else keys}
         params = {"first": params["first"]}
         found = jax.jit(clipped_grad(self.loss, 1.0, **options))(params, noisy)
         assert_matches_hand(found, clipped_sum_by_hand(self.loss, 1.0, params, noisy))
 
-    def test_an_empty_batch_of_keys(self, params):
+    def test_empty_batch_of_keys(self, params):
         empty = {"x": jnp.ones((0, 4)), "key": jax.random.split(jax.random.key(5), 1)[:0]}
         clipped_sum, _ = jax.jit(clipped_grad(self.loss, 1.0))({"first": params["first"]}, empty)
         assert not np.any(clipped_sum["first"]["w"])
@@ -276,7 +276,7 @@ class TestNotFinite:
         [*({"method": method} for method in METHODS), {"per_layer": True}, {"microbatch_size": 3}],
         ids=str,
     )
-    def test_contributes_exactly_zero_and_is_counted(self, options):
+    def test_nonfinite_example_contributes_zero(self, options):
         compute = self.compute(**options)
         without, _ = compute(self.PARAMS, self.examples(), self.WITHOUT)
         for name in ("a", "b", "offset"):
@@ -286,7 +286,7 @@ class TestNotFinite:
                 assert info.num_nonfinite == 1, (name, value)
 
     @pytest.mark.parametrize("options", [{"method": method} for method in METHODS], ids=str)
-    def test_masked_out_it_is_neither_counted_nor_seen(self, options):
+    def test_nonfinite_example_masked_out(self, options):
         clean = self.compute(**options)(self.PARAMS, self.examples(), self.WITHOUT)
         for value in (np.nan, np.inf):
             batch = self.examples("a", value)
@@ -295,7 +295,7 @@ class TestNotFinite:
             assert found[1].num_nonfinite == 0
 
     @pytest.mark.parametrize("options", [{"method": method} for method in METHODS], ids=str)
-    def test_a_gradient_too_large_to_square_is_not_finite(self, options):
+    def test_overflowing_gradient(self, options):
         without, _ = self.compute(**options)(self.PARAMS, self.examples(), self.WITHOUT)
         for value in (1e30, -3e38):
             batch = self.examples("a", value)
@@ -303,79 +303,66 @@ class TestNotFinite:
             jax.tree.map(np.testing.assert_array_equal, found, without)
             assert info.num_nonfinite == 1
 
-    def test_a_gradient_just_small_enough_to_square_is_clipped(self):
+    def test_large_gradient(self):
         batch = {"a": jnp.array([[1e18, 0.0, 0.0]])}
         found, info = self.compute()({"a": jnp.zeros(3)}, batch)
         np.testing.assert_allclose(found["a"], [1, 0, 0], rtol=1e-6)
         assert info.num_nonfinite == 0
 
-    def test_all_of_them(self):
+    def test_nonfinite_batch(self):
         batch = self.examples() | {"offset": np.full(4, np.nan, np.float32)}
         found, info = self.compute()(self.PARAMS, batch, ALL[:4])
         assert not any(np.any(leaf) for leaf in jax.tree.leaves(found))
         assert info.num_nonfinite == 4
 
-    def test_a_zero_gradient_stays_zero(self):
+    def test_zero_gradient(self):
         found, info = self.compute()({"a": jnp.zeros(3)}, {"a": jnp.zeros((2, 3))})
         np.testing.assert_array_equal(found["a"], np.zeros(3))
         np.testing.assert_allclose(info.norms, 0, atol=1e-18)
         assert info.num_nonfinite == 0
 
 
-class TestRefusedArguments:
-    X = jnp.ones((3, 2))
-    W = jnp.zeros(2)
+X, W = jnp.ones((3, 2)), jnp.zeros(2)
+BOUND, PREFIX = (
+    r"^l2_clip must be a finite number > 0, got",
+    r"^l2_clip must be a number or a prefix",
+)
+COUNT = r"must be a whole number >= 1, got"
+REFUSED_OPTIONS = [
+    *(({"method": method}, rf"^method must be one of 'auto', .* got {method!r}$")
+      for method in ("ghost", "", None)),
+    *(({"microbatch_size": s}, rf"^microbatch_size {COUNT}") for s in (0, -1, 2.0, True, "all")),
+    ({"max_batch_size": 1.5}, rf"^max_batch_size {COUNT}"),
+    *(({"l2_clip": bound}, BOUND) for bound in (0, -1.0, np.nan, np.inf, True, "1", np.ones(2))),
+    *(({"l2_clip": {"w": bound}}, BOUND) for bound in (0, np.nan, "1")),
+    *(({"l2_clip": bound}, r"^l2_clip must hold at least one number") for bound in (None, {}, [])),
+]  # fmt: skip
+REFUSED_ARGUMENTS = [
+    *(({"l2_clip": bound}, PREFIX)
+      for bound in ({"v": 1.0}, {"w": 1.0, "v": 1.0}, [1.0], {"w": {"kernel": 1.0}})),
+    ({"batch": (X, jnp.ones(4))}, r"^batch must have one batch length on every leaf"),
+    ({"batch": {"x": X, "rate": 0.1}}, r"^batch must have a leading example axis"),
+    ({"batch": {}}, r"^batch must be a tree with at least one array"),
+    *(({"mask": np.ones(shape, bool)}, r"^mask must be bool of shape \(3,\), .* got bool of")
+      for shape in ((), (2,), (4,), (3, 1))),
+    ({"mask": np.ones(3, np.float32)}, r"^mask must be bool .* got float32 of shape"),
+    ({"mask": np.arange(3, dtype=np.int32)}, r"^mask must be bool .* got int32 of shape"),
+]  # fmt: skip
 
-    @staticmethod
-    def loss(w, x):
-        return jnp.sum(w * x)
 
-    @pytest.mark.parametrize("method", ["ghost", "", None])
-    def test_an_unknown_method(self, method):
-        with pytest.raises(ValueError, match=rf"^method must be one of 'auto', .* got {method!r}$"):
-            clipped_grad(self.loss, 1.0, method=method)
+def linear_in_w(params, x):
+    return jnp.sum(params["w"] * x)
 
-    @pytest.mark.parametrize("size", [0, -1, 2.0, True, "all"])
-    def test_a_microbatch_of_no_size(self, size):
-        with pytest.raises(ValueError, match=r"^microbatch_size must be a whole number >= 1, got"):
-            clipped_grad(self.loss, 1.0, microbatch_size=size)
 
-    @pytest.mark.parametrize("bound", [0, -1.0, np.nan, np.inf, True, "1", np.ones(2)], ids=repr)
-    def test_a_bound_that_is_no_positive_number(self, bound):
-        for l2_clip in (bound, {"w": bound}):
-            with pytest.raises(ValueError, match=r"^l2_clip must be a finite number > 0, got"):
-                clipped_grad(self.loss, l2_clip)({"w": self.W}, self.X)
+@pytest.mark.parametrize(("options", "message"), REFUSED_OPTIONS, ids=str)
+def test_clipped_grad_refuses_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        clipped_grad(linear_in_w, **{"l2_clip": 1.0, **options})
 
-    @pytest.mark.parametrize("l2_clip", [None, {}, []])
-    def test_no_bound_at_all(self, l2_clip):
-        with pytest.raises(ValueError, match=r"^l2_clip must hold at least one number"):
-            clipped_grad(self.loss, l2_clip)(self.W, self.X)
 
-    @pytest.mark.parametrize(
-        "l2_clip", [{"v": 1.0}, {"w": 1.0, "v": 1.0}, [1.0], {"w": {"kernel": 1.0}}], ids=str
-    )
-    def test_bounds_that_are_no_prefix(self, l2_clip):
-        with pytest.raises(ValueError, match=r"^l2_clip must be a number or a prefix of the param"):
-            clipped_grad(lambda p, x: self.loss(p["w"], x), l2_clip)({"w": self.W}, self.X)
-
-    def test_leaves_of_differing_length(self):
-        with pytest.raises(ValueError, match=r"^batch must have one batch length on every leaf"):
-            clipped_grad(self.loss, 1.0)(self.W, (self.X, jnp.ones(4)))
-
-    def test_a_leaf_without_examples(self):
-        with pytest.raises(ValueError, match=r"^batch must have a leading example axis"):
-            clipped_grad(self.loss, 1.0)(self.W, {"x": self.X, "rate": 0.1})
-
-    def test_an_empty_tree_of_examples(self):
-        with pytest.raises(ValueError, match=r"^batch must be a tree with at least one array"):
-            clipped_grad(self.loss, 1.0)(self.W, {})
-
-    @pytest.mark.parametrize("shape", [(), (2,), (4,), (3, 1)])
-    def test_a_mask_of_another_shape(self, shape):
-        with pytest.raises(ValueError, match=r"^mask must be bool of shape \(3,\), .* got bool of"):
-            clipped_grad(self.loss, 1.0)(self.W, self.X, np.ones(shape, bool))
-
-    @pytest.mark.parametrize("mask", [np.ones(3, np.float32), np.arange(3, dtype=np.int32)])
-    def test_a_mask_of_weights_or_indices(self, mask):
-        with pytest.raises(ValueError, match=rf"^mask must be bool .* got {mask.dtype} of shape"):
-            clipped_grad(self.loss, 1.0)(self.W, self.X, mask)
+@pytest.mark.parametrize(("arguments", "message"), REFUSED_ARGUMENTS)
+def test_clipped_grad_refuses_arguments(arguments, message):
+    arguments = {"l2_clip": 1.0, "params": {"w": W}, "batch": X, "mask": None, **arguments}
+    compute = clipped_grad(linear_in_w, arguments.pop("l2_clip"))
+    with pytest.raises(ValueError, match=message):
+        compute(**arguments)

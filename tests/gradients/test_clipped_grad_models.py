@@ -1,5 +1,7 @@
-"""Models as users write them: flax linen and nnx, recurrent networks, half precision."""
+"""Models as users write them: flax linen and nnx, equinox, recurrent networks, half precision."""
 
+import chex
+import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -89,7 +91,7 @@ def test_flax_nnx_split_and_merge(images):
     assert_matches_the_loop(loss, 0.5, params, images)
 
 
-def test_the_bounds_of_an_nnx_state_are_a_state(images):
+def test_nnx_state_of_bounds(images):
     graph, params = nnx.split(Mlp(nnx.Rngs(0)))
     bounds = {"first": 0.1, "norm": 1.0, "second": 2.0}
 
@@ -115,7 +117,7 @@ def test_the_bounds_of_an_nnx_state_are_a_state(images):
         )
 
 
-def test_an_lstm():
+def test_lstm():
     sequences = jax.random.normal(jax.random.key(3), (SIZE, 4, 3))
     model = nn.RNN(nn.OptimizedLSTMCell(4))
     params = jax.jit(model.init)(jax.random.key(4), sequences[:1])["params"]
@@ -126,7 +128,7 @@ def test_an_lstm():
     assert_matches_the_loop(loss, 1e-2, params, sequences)
 
 
-def test_a_scan_with_rematerialisation():
+def test_scan_with_remat():
     params = {"w": jax.random.normal(jax.random.key(5), (3, 3)), "h": jnp.ones(3)}
 
     def loss(params, x):
@@ -155,7 +157,7 @@ def test_half_precision(dtype, l2_clip):
     assert_matches_the_loop(loss, l2_clip, params, batch, rtol=float(jnp.finfo(dtype).eps))
 
 
-def test_mixed_precision_keeps_each_leafs_place():
+def test_mixed_precision():
     params = {"half": jnp.ones(2, jnp.bfloat16), "single": jnp.ones(2)}
     batch = jnp.arange(1, SIZE + 1, dtype=jnp.float32)
 
@@ -166,3 +168,73 @@ def test_mixed_precision_keeps_each_leafs_place():
     np.testing.assert_allclose(info.norms, 2 * batch, rtol=1e-6)
     expected = jnp.full(2, SIZE, jnp.float32)  # every example is clipped to (1, 1, 1, 1)
     assert_close(clipped_sum, {"half": expected, "single": expected}, atol=1e-5)
+
+
+# Equinox: float arrays are the parameters, and each example has its own dropout key.
+
+
+CLIP, KEY = 0.7, jax.random.key(2)
+
+
+class Net(eqx.Module):
+    hidden: eqx.nn.Linear
+    norm: eqx.nn.LayerNorm
+    dropout: eqx.nn.Dropout
+    out: eqx.nn.Linear
+
+    def __init__(self, key):
+        hidden_key, out_key = jax.random.split(key)
+        self.hidden = eqx.nn.Linear(4, 8, key=hidden_key)
+        self.norm = eqx.nn.LayerNorm(8)
+        self.dropout = eqx.nn.Dropout(0.5)
+        self.out = eqx.nn.Linear(8, 3, key=out_key)
+
+    def __call__(self, x, key):
+        return self.out(self.dropout(jax.nn.gelu(self.norm(self.hidden(x))), key=key))
+
+
+PARAMS, STATIC = eqx.partition(Net(jax.random.key(0)), eqx.is_inexact_array)
+BATCH = (
+    jax.random.normal(jax.random.key(1), (SIZE, 4)),
+    jnp.arange(SIZE) % 3,
+)
+
+
+def equinox_loss(params, example, key):
+    x, label = example
+    return -jax.nn.log_softmax(eqx.combine(params, STATIC)(x, key))[label]
+
+
+def clipped_sum_by_vmap(keys):
+    """The clipped sum from the gradients that ``jax.vmap`` holds for all examples at once."""
+    per_example = jax.jit(jax.vmap(jax.value_and_grad(equinox_loss), (None, 0, 0)))
+    losses, grads = per_example(PARAMS, BATCH, keys)
+    each = [(losses[i], jax.tree.map(lambda leaf, i=i: leaf[i], grads)) for i in range(SIZE)]
+    return sum_of_clipped(each, CLIP, PARAMS, MASK)
+
+
+def assert_equal(found, expected):
+    leaves, others = jax.tree.leaves(found), jax.tree.leaves(expected)
+    chex.assert_trees_all_close(leaves, others, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+def test_equinox_dropout_equals_vmap(method):
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(KEY, jnp.arange(SIZE))
+    expected, norms, losses = clipped_sum_by_vmap(keys)
+    found, info = clipped_grad(equinox_loss, CLIP, method=method)(PARAMS, BATCH, MASK, key=KEY)
+    assert jax.tree.structure(found) == jax.tree.structure(PARAMS)
+    assert norms.max() > CLIP  # something is clipped
+    assert_equal((found, info.norms, info.losses), (expected, norms, losses))
+
+
+def test_power_equinox_one_dropout_mask():
+    shared = clipped_sum_by_vmap(jnp.stack([KEY] * SIZE))
+    found, info = clipped_grad(equinox_loss, CLIP)(PARAMS, BATCH, MASK, key=KEY)
+    with pytest.raises(AssertionError):
+        assert_equal((found, info.norms, info.losses), shared)
+
+
+def test_equinox_unpartitioned_module_refused():
+    with pytest.raises(ValueError, match=r"equinox\.partition"):
+        clipped_grad(equinox_loss, CLIP)(eqx.nn.MLP(4, 3, 8, 1, key=KEY), BATCH, key=KEY)

@@ -14,25 +14,25 @@ pytestmark = pytest.mark.usefixtures("strict_numerics")
 
 
 class TestTotalBound:
-    def test_one_number_is_its_own_total(self):
+    def test_total_l2_clip_of_a_number(self):
         assert total_l2_clip(1.5) == 1.5
         assert total_l2_clip({"all": 1.5}) == 1.5
 
-    def test_the_bounds_of_groups_add_in_squares(self):
+    def test_total_l2_clip_of_groups(self):
         assert total_l2_clip([3.0, 4.0]) == 5.0
         nested = {"a": {"w": 1.0, "b": 2}, "c": np.float32(2.0)}
         assert total_l2_clip(nested) == pytest.approx(3.0, rel=1e-15)
 
-    def test_under_jit(self):
+    def test_total_l2_clip_under_jit(self):
         total = jax.jit(lambda a, b: total_l2_clip({"a": a, "b": b, "c": 12.0}))(3.0, 4.0)
         assert total == pytest.approx(13.0, rel=1e-6)
 
     @pytest.mark.parametrize("bound", [0.0, -2.0, math.nan, math.inf, "1", True])
-    def test_what_bounds_nothing_is_refused(self, bound):
+    def test_total_l2_clip_refuses(self, bound):
         with pytest.raises(ValueError, match=r"^l2_clip must be a finite number > 0, got"):
             total_l2_clip({"a": 1.0, "b": bound})
 
-    def test_sensitivity_follows_the_adjacency(self):
+    def test_l2_sensitivity_of_adjacencies(self):
         assert l2_sensitivity([3.0, 4.0], "add_remove") == 5.0
         assert l2_sensitivity([3.0, 4.0], "replace_one") == 10.0
         with pytest.raises(ValueError, match=r"^adjacency must be one of .* got 'substitute'"):
@@ -40,13 +40,13 @@ class TestTotalBound:
 
 
 class TestClipFactor:
-    def test_one_below_the_bound_and_a_projection_above(self):
+    def test_clip_factor_values(self):
         norms = jnp.array([0.0, 1e-38, 0.5, 2.0, 4.0, 1e30])
         expected = [1, 1, 1, 1, 0.5, 2e-30]
         np.testing.assert_allclose(clip_factor(norms, 2.0), expected, rtol=1e-6)
 
     @pytest.mark.parametrize("bound", [2.0, np.float64(2), jnp.bfloat16(2), jnp.float32(2), 2])
-    def test_the_bound_may_have_any_dtype(self, bound):
+    def test_clip_factor_bound_dtypes(self, bound):
         factor = clip_factor(jnp.array([4.0]), bound)
         assert factor.dtype == jnp.float32
         assert factor == 0.5
@@ -69,19 +69,19 @@ class TestClipAndSum:
         np.testing.assert_allclose(clipped_sum["a"], [1.3, 0], rtol=1e-6)
         np.testing.assert_allclose(clipped_sum["b"], 4.4, rtol=1e-6)
 
-    def test_a_group_without_leaves(self):
+    def test_group_without_leaves(self):
         grads, bounds = {**self.GRADS, "c": {}}, {"a": 1.0, "b": 10.0, "c": 1.0}
         clipped_sum, (_, norms, _) = clip_and_sum(grads, bounds, self.ALL)
         np.testing.assert_array_equal(norms["c"], [0, 0])
         assert clipped_sum["c"] == {}
 
-    def test_what_is_not_usable_adds_nothing_whatever_it_holds(self):
+    def test_unusable_examples(self):
         grads = {"a": self.GRADS["a"].at[0].set(jnp.nan), "b": self.GRADS["b"].at[0].set(jnp.inf)}
         clipped_sum, _ = clip_and_sum(grads, 1.0, np.array([False, True]))
         np.testing.assert_allclose(clipped_sum["a"], [0.3, 0], rtol=1e-6)
         np.testing.assert_allclose(clipped_sum["b"], 0.4, rtol=1e-6)
 
-    def test_one_broken_group_leaves_the_example_out_of_all(self):
+    def test_nonfinite_group(self):
         grads = self.GRADS | {"b": self.GRADS["b"].at[0].set(jnp.nan)}
         clipped_sum, _ = clip_and_sum(grads, {"a": 1.0, "b": 1.0}, self.ALL)
         np.testing.assert_allclose(clipped_sum["a"], [0.3, 0], rtol=1e-6)
@@ -106,7 +106,7 @@ class TestClipAndSum:
         np.testing.assert_allclose(norms, 200 * 2**-10, rtol=1e-5)
 
 
-def test_no_product_may_be_rounded_to_fewer_bits():
+def test_clip_and_sum_precision():
     """On accelerators float32 products keep 10 bits or 7 unless the highest precision is asked."""
     grads, usable = {"a": jnp.ones((4, 3)), "b": jnp.ones((4, 2, 2))}, np.ones(4, bool)
     precisions = {
@@ -119,7 +119,7 @@ def test_no_product_may_be_rounded_to_fewer_bits():
 
 @pytest.mark.parametrize("microbatch_size", [None, 7])
 @pytest.mark.parametrize("method", ["vmap", "bookkeeping"])
-def test_the_sum_of_half_precision_gradients_is_kept_in_single(method, microbatch_size):
+def test_clipped_grad_sums_half_precision_in_single(method, microbatch_size):
     """Of 300 ones bfloat16 would keep 256."""
     batch = jnp.ones((300, 1), jnp.bfloat16)
     options = {"method": method, "microbatch_size": microbatch_size}

@@ -57,21 +57,21 @@ def expected(loss):
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("mode", MODES)
-def test_each_example_contributes_its_clipped_gradient(mode, route):
+def test_lookups_outside_contribution(mode, route):
     loss = tied_loss(MODES[mode])
     found, _ = clipped_sums(loss, route)
     assert np.max(np.linalg.norm(found, axis=(1, 2))) <= CLIP
     np.testing.assert_allclose(found, expected(loss), rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_filled_with_nan_contributes_nothing():
+def test_lookups_filled_with_nan():
     loss = tied_loss(MODES["NaN"])
     clipped_sum, info = dpjax.clipped_grad(loss, CLIP)(TABLE, (IDS, TARGETS))
     assert info.num_nonfinite == 4
     np.testing.assert_allclose(clipped_sum, expected(loss).sum(0), rtol=1e-4)
 
 
-def test_the_routes_are_those_that_are_meant():
+def test_lookups_outside_routes():
     assert set(routes_of(tied_loss(MODES["clip"]), TABLE, (IDS, TARGETS)).values()) == {"ghost"}
 
 
@@ -105,7 +105,7 @@ def outside_is_left_out(site, indices, signal):
         ("_lookup_factors", outside_is_left_out, "clip"),
     ],
 )
-def test_another_reading_of_such_ids_is_found(name, twin, mode, monkeypatch):
+def test_power_lookups_outside(name, twin, mode, monkeypatch):
     right = norms_module._grams
 
     def grams(one, other):
@@ -113,4 +113,4 @@ def test_another_reading_of_such_ids_is_found(name, twin, mode, monkeypatch):
 
     monkeypatch.setattr(norms_module, name, grams if name == "_grams" else twin)
     with pytest.raises(AssertionError):
-        test_each_example_contributes_its_clipped_gradient(mode, "ghost")
+        test_lookups_outside_contribution(mode, "ghost")

@@ -193,7 +193,7 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_what_is_done_to_parameters_alone(name):
+def test_operations_on_parameters_alone(name):
     check_loss(PARAMETERS[name], jnp.ones((1, 5)), X)
 
 
@@ -205,7 +205,7 @@ def test_dropout_with_a_key_in_the_batch():
     check_loss(loss, W, (X, jax.random.split(KEY, 4)))
 
 
-def test_collectives_over_an_axis_that_the_loss_maps_itself():
+def test_collectives_over_an_inner_axis():
     def loss(w, x):
         def head(logit):
             return jax.nn.softplus(logit - jax.lax.pmean(logit, "heads"))
@@ -215,7 +215,7 @@ def test_collectives_over_an_axis_that_the_loss_maps_itself():
     check_loss(loss, W, X)
 
 
-def test_the_index_of_a_device_mixes_nothing():
+def test_axis_index():
     def loss(w, x):
         return jnp.sum(x @ w) * jax.lax.axis_index("i").astype(jnp.float32)
 

@@ -36,14 +36,14 @@ class TestWhatIsNoLoss:
             (lambda w, x: (x @ w).sum().astype(jnp.complex64), r"complex64\[\]"),
         ],
     )
-    def test_it_must_be_one_real_number(self, loss, got):
+    def test_loss_must_be_one_real_number(self, loss, got):
         with pytest.raises(
             ValueError, match=rf"^loss_fn must return one float scalar .* got {got}"
         ):
             clipped_grad(loss, 1.0)(W, X)
 
     @pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.complex64])
-    def test_parameters_are_floats(self, dtype):
+    def test_check_params_dtypes(self, dtype):
         params = {"w": W, "steps": {"n": jnp.ones(2, dtype)}}
         with pytest.raises(
             ValueError, match=rf"params\['steps'\]\['n'\] has dtype {dtype.__name__}"
@@ -51,11 +51,11 @@ class TestWhatIsNoLoss:
             check_params(params)
 
     @pytest.mark.parametrize("params", [{}, None, []])
-    def test_there_are_parameters(self, params):
+    def test_check_params_empty(self, params):
         with pytest.raises(ValueError, match=r"^params must be a tree with at least one float arr"):
             check_params(params)
 
-    def test_the_losss_own_errors_are_its_own(self):
+    def test_errors_of_the_loss_itself(self):
         def loss(w, x):
             raise NameError("name 'accuracy' is not defined")
 
@@ -94,12 +94,12 @@ class TestLinenBatchNorm:
         return loss, variables["params"]
 
     @pytest.mark.parametrize("options", [{"mutable": ["batch_stats"]}, {}], ids=str)
-    def test_in_training_mode_it_is_refused(self, said, batched, options):
+    def test_training_mode_refused(self, said, batched, options):
         loss, params = self.loss(said, batched, False, **options)
         with pytest.raises(ValueError, match=r"flax\.linen\.BatchNorm updates batch_stats"):
             check_loss(loss, params, X)
 
-    def test_with_fixed_statistics_it_is_not(self, said, batched):
+    def test_fixed_statistics_accepted(self, said, batched):
         check_loss(*self.loss(said, batched, True), X)
 
 
@@ -132,11 +132,11 @@ class TestNnxBatchNorm:
 
         return loss, params
 
-    def test_in_training_mode_it_is_refused(self, copy, batched):
+    def test_training_mode_refused(self, copy, batched):
         with pytest.raises(ValueError, match=BATCH_AXIS):
             check_loss(*self.loss(copy, batched, train=True), X)
 
-    def test_in_evaluation_mode_it_is_not(self, copy, batched):
+    def test_evaluation_mode_accepted(self, copy, batched):
         check_loss(*self.loss(copy, batched, train=False), X)
 
 
@@ -231,7 +231,7 @@ def test_batch_normalisation_of_images_by_hand(axes):
         check_loss(lambda w, x: jnp.sum(w[0, 0] * normalise(x[None], axes)), W, IMAGES)
 
 
-def test_a_mean_over_no_axis_is_batch_normalisation_of_one_example():
+def test_normalisation_over_no_axis():
     """What batch normalisation over all axes but the last does to a vector: it removes it."""
     with pytest.raises(ValueError, match=BATCH_AXIS):
         check_loss(lambda w, x: jnp.sum(normalise(x @ w, ())), W, X)
@@ -260,13 +260,13 @@ class TestCollectives:
     def loss(name):
         return lambda w, x: jnp.sum(COLLECTIVES[name](x @ w))
 
-    def test_with_no_axis_of_that_name(self, name):
+    def test_unbound_axis(self, name):
         with pytest.raises(
             ValueError, match=rf"{SEES_ONE}: .*unbound axis name: i.*\(a collective"
         ):
             check_loss(self.loss(name), W, X)
 
-    def test_over_the_axis_of_a_vmap(self, name):
+    def test_axis_of_a_vmap(self, name):
         with pytest.raises(
             ValueError, match=rf"{SEES_ONE}.* calls the collective p?(sum|a|red|max|p)"
         ):
@@ -375,13 +375,13 @@ def largest_move(loss):
 
 @pytest.mark.parametrize("name", WHOLE_BATCH)
 class TestWhatSeesTheWholeBatch:
-    def test_it_is_refused(self, name):
+    def test_whole_batch_refused(self, name):
         words = rf"{SEES_ONE}, but (pure_callback\(vmap_method=|jax\.custom_batching\.custom_vmap)"
         for loss in (loss_of_batch(name), jax.jit(loss_of_batch(name))):
             with pytest.raises(ValueError, match=words):
                 clipped_grad(loss, 1.0)(jnp.ones((2, 5)), X)
 
-    def test_power_it_would_move_the_sum_by_more_than_two_bounds(self, name):
+    def test_power_whole_batch_moves_the_sum(self, name):
         if name == "in a vmap over records":
             pytest.skip("it mixes the records of a unit, which are one of its records here")
         with jax.numpy_rank_promotion("allow"):
@@ -389,7 +389,7 @@ class TestWhatSeesTheWholeBatch:
 
 
 @pytest.mark.parametrize("io", [False, True], ids=["pure_callback", "io_callback"])
-def test_callbacks_on_one_example_at_a_time_are_accepted(io):
+def test_sequential_callbacks_accepted(io):
     """The host function subtracts the mean of a batch, if it gets one: it does not."""
 
     def loss(w, x):
@@ -437,19 +437,19 @@ class TestPrimitivesWithOtherBatchingRules:
 
     @pytest.mark.parametrize("primitive", [CENTRING, OF_LENGTH], ids=str)
     @pytest.mark.parametrize("jit", [False, True], ids=["", "jit"])
-    def test_those_that_mix_examples_are_refused(self, primitive, jit):
+    def test_mixing_primitives_refused(self, primitive, jit):
         compute = clipped_grad(self.loss(primitive), 1.0)
         words = rf"{SEES_ONE}, but on synthetic batches .* it has the primitives {primitive}"
         with jax.numpy_rank_promotion("allow"), pytest.raises(ValueError, match=words):
             (jax.jit(compute) if jit else compute)(jnp.ones(5), X)
 
     @pytest.mark.parametrize("jit", [False, True], ids=["", "jit"])
-    def test_others_are_accepted(self, jit):
+    def test_other_primitives_accepted(self, jit):
         compute = clipped_grad(self.loss(APART), 1e3)
         clipped, _ = (jax.jit(compute) if jit else compute)(jnp.ones(5), X)
         np.testing.assert_allclose(clipped, jnp.sum(X * jnp.cos(X), 0), rtol=1e-3)
 
-    def test_errors_on_some_synthetic_examples_are_no_refusal(self):
+    def test_errors_on_some_synthetic_examples(self):
         def loss(w, x):
             x = eqx.error_if(x, jnp.any(jnp.abs(x) > 100), "x must be at most 100")
             return jnp.sum(w * x)
@@ -457,7 +457,7 @@ class TestPrimitivesWithOtherBatchingRules:
         clipped, _ = clipped_grad(loss, 1e3)(jnp.ones(5), X)
         np.testing.assert_allclose(clipped, X.sum(0), rtol=1e-3)
 
-    def test_what_cannot_be_compared_is_refused(self):
+    def test_incomparable_primitives_refused(self):
         def compute(scale):
             loss = lambda w, x: jnp.sum(APART.bind(w * x * scale))  # noqa: E731
             return clipped_grad(loss, 1.0)(jnp.ones(5), X)[0]
@@ -467,7 +467,7 @@ class TestPrimitivesWithOtherBatchingRules:
             jax.jit(compute)(2.0)
 
 
-def test_losses_of_jax_alone_are_not_run_on_synthetic_examples(monkeypatch):
+def test_losses_of_jax_not_compared(monkeypatch):
     """The comparison costs a compilation: it is for batching rules that are not JAX's."""
     monkeypatch.setattr(loss_checks, "synthetic_batches", None)
     check_loss(lambda w, x: jnp.sum(jax.nn.relu(x @ w)) + jax.random.normal(KEY), W, X)
@@ -477,7 +477,7 @@ def test_losses_of_jax_alone_are_not_run_on_synthetic_examples(monkeypatch):
         check_loss(TestPrimitivesWithOtherBatchingRules.loss(APART), jnp.ones(5), X)
 
 
-def test_a_refusal_costs_nothing_afterwards():
+def test_refusal_leaves_no_interception():
     """What was refused did not leave the interception of flax's modules behind."""
     loss, params = TestLinenBatchNorm.loss("by name", True, False, mutable=["batch_stats"])
     with pytest.raises(ValueError, match="BatchNorm"):

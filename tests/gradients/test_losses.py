@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from helpers.inputs import gaussian_mechanism
 
 import dpjax
 from dpjax.gradients import clipped_grad, explain
@@ -46,11 +48,8 @@ def keyed_loss(model, example, key):
 
 
 def assert_close(tree, other, rtol=1e-5):
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-5),
-        jax.tree.leaves(tree),
-        jax.tree.leaves(other),
-    )
+    leaves, others = jax.tree.leaves(tree), jax.tree.leaves(other)
+    chex.assert_trees_all_close(leaves, others, rtol=rtol, atol=1e-5)
 
 
 @functools.cache
@@ -66,24 +65,24 @@ def functional(model):
 
 class TestModule:
     @pytest.mark.parametrize(("method", "microbatch_size"), [("vmap", None), ("bookkeeping", 2)])
-    def test_its_gradient_is_that_of_the_split_function(self, method, microbatch_size):
+    def test_module_equals_split_function(self, method, microbatch_size):
         options = {"method": method, "microbatch_size": microbatch_size}
         found, info = clipped_grad(loss, 0.5, **options)(model_with(), (X, Y), MASK)
         split_loss, params = functional(model_with())
         expected, expected_info = clipped_grad(split_loss, 0.5, **options)(params, (X, Y), MASK)
         assert jax.tree.structure(found) == jax.tree.structure(expected)
-        jax.tree.map(np.testing.assert_array_equal, found, expected)
+        chex.assert_trees_all_equal(found, expected)
         np.testing.assert_array_equal(info.norms, expected_info.norms)
 
     @pytest.mark.parametrize("method", METHODS)
-    def test_a_filter_selects_what_is_trained(self, method):
+    def test_wrt_filter(self, method):
         only_out = nnx.All(nnx.Param, nnx.PathContains("out"))
         summed, _ = clipped_grad(loss, 1e6, wrt=only_out, method=method)(model_with(), (X, Y))
         everything, _ = clipped_grad(loss, 1e6, method=method)(model_with(), (X, Y))
         assert set(summed) == {"out"}
         assert_close(summed["out"], everything["out"])
 
-    def test_other_state_is_a_constant_that_may_change_without_compiling_again(self, monkeypatch):
+    def test_other_state_traced_once(self, monkeypatch):
         module = clipped_grad.__globals__
         calls, vmap = [], module["sum_by_vmap"]
         counted = lambda *a, **kw: calls.append(None) or vmap(*a, **kw)  # noqa: E731
@@ -97,7 +96,7 @@ class TestModule:
         )
         assert len(calls) == 1
 
-    def test_the_module_is_not_changed(self):
+    def test_module_unchanged(self):
         class Counting(nnx.Module):
             def __init__(self):
                 self.weight = nnx.Param(jnp.ones(3))
@@ -111,7 +110,7 @@ class TestModule:
         clipped_grad(loss, 1.0)(model, (X, Y))
         assert model.calls[...] == 0
 
-    def test_inside_a_compiled_step_of_nnx(self):
+    def test_clipped_grad_in_nnx_jit(self):
         @nnx.jit
         def gradient(model, batch):
             return clipped_grad(loss, 0.5)(model, batch)[0]
@@ -144,7 +143,7 @@ class TestKeys:
 
     @pytest.mark.slow
     @pytest.mark.parametrize(("method", "microbatch_size"), [("vmap", None), ("bookkeeping", 2)])
-    def test_dropout_of_nnx_is_that_of_explicit_keys(self, method, microbatch_size):
+    def test_nnx_dropout_of_explicit_keys(self, method, microbatch_size):
         model = model_with(0.5)
         gradient = clipped_grad(keyed_loss, 1e6, method=method, microbatch_size=microbatch_size)
         summed, _ = gradient(model, (X, Y), MASK, key=KEY)
@@ -153,7 +152,7 @@ class TestKeys:
         assert_close(summed, jax.tree.map(lambda leaf: leaf[MASK].sum(0), each), rtol=1e-4)
 
     @pytest.mark.parametrize("method", METHODS)
-    def test_dropout_of_linen_is_that_of_explicit_keys(self, method):
+    def test_linen_dropout_of_explicit_keys(self, method):
         net = nn.Sequential([nn.Dense(8), nn.Dropout(0.5, deterministic=False), nn.Dense(1)])
         params = nn.Sequential([nn.Dense(8), nn.gelu, nn.Dense(1)]).init(KEY, X[0])["params"]
 
@@ -181,19 +180,19 @@ class TestKeys:
         ]
         return len({mask.tobytes() for mask in map(np.asarray, masks)}) > 1
 
-    def test_examples_and_steps_have_masks_of_their_own(self):
+    def test_dropout_differs_between_examples_and_steps(self):
         gradient = clipped_grad(self.masked, 1e6)
         assert self.differ(gradient, KEY)
         first = gradient(jnp.ones(8), self.ALIKE, key=KEY)[0]
         second = gradient(jnp.ones(8), self.ALIKE, key=jax.random.key(8))[0]
         assert not np.array_equal(first, second)
 
-    def test_power_one_key_for_all_examples_is_seen(self):
+    def test_power_one_key_for_all_examples(self):
         """The mutant closes over the step's key instead of taking the example's."""
         mutant = clipped_grad(lambda w, example, _: self.masked(w, example, KEY), 1e6)
         assert not self.differ(mutant, KEY)
 
-    def test_layers_have_masks_of_their_own(self):
+    def test_dropout_differs_between_layers(self):
         """Otherwise the second layer would drop nothing more, and one unit in two would be left."""
         model = model_with(0.5)
 
@@ -206,7 +205,7 @@ class TestKeys:
 
 
 class TestOptimizer:
-    def test_private_training_with_nnx_optimizer(self):
+    def test_nnx_optimizer(self):
         """Two steps of the loop in the documentation, and of the same by hand."""
         noise = dpjax.add_gaussian_noise(noise_multiplier=0.3, l2_clip=0.5, key=KEY)
         transformation = optax.chain(noise, optax.scale(1 / 5), optax.sgd(0.1))
@@ -236,19 +235,13 @@ class TestOptimizer:
         assert (mechanism.l2_clip, mechanism.noise_multiplier, mechanism.num_steps) == (0.5, 0.3, 2)
 
     def test_train_takes_a_module(self):
-        mechanism = dpjax.SubsampledGaussian(
-            dpjax.PoissonSampling(5, 0.5),
-            l2_clip=0.5,
-            noise_multiplier=1.0,
-            num_steps=2,
-            adjacency="add_remove",
-        )
+        mechanism = gaussian_mechanism(dpjax.PoissonSampling(5, 0.5), l2_clip=0.5, num_steps=2)
         model = Net(nnx.Rngs(0))
         run = functools.partial(dpjax.train, progress=False)
         result = run(KEY, loss, model, (X, Y), optax.sgd(0.1), mechanism=mechanism)
         split_loss, params = functional(model)
         expected = run(KEY, split_loss, params, (X, Y), optax.sgd(0.1), mechanism=mechanism)
-        jax.tree.map(np.testing.assert_array_equal, result.params, expected.params)
+        chex.assert_trees_all_equal(result.params, expected.params)
         nnx.update(model, result.params)
         np.testing.assert_array_equal(model.out.bias[...], result.params["out"]["bias"][...])
 
@@ -275,18 +268,18 @@ class TestRefused:
         model.eval()
         assert clipped_grad(loss, 1.0)(model, (X, Y))[1].num_nonfinite == 0
 
-    def test_a_filter_without_a_module(self):
+    def test_wrt_without_a_module(self):
         with pytest.raises(
             ValueError, match=r"^wrt is a filter for the variables of an nnx.Module"
         ):
             clipped_grad(loss, 1.0, wrt=nnx.Param)({"w": jnp.ones(3)}, (X, Y))
 
     @pytest.mark.parametrize("key", [0, "key"])
-    def test_what_is_no_key(self, key):
+    def test_keys_of_other_types(self, key):
         with pytest.raises(TypeError, match=r"^key must be a scalar JAX key"):
             clipped_grad(keyed_loss, 1.0)(model_with(0.5), (X, Y), key=key)
 
-    def test_leaves_that_are_no_arrays(self):
+    def test_params_of_other_types(self):
         """As the modules of equinox have them."""
 
         @jax.tree_util.register_dataclass

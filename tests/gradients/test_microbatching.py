@@ -41,7 +41,7 @@ def auto(**options):
     return clipped_grad(loss, 0.5, method="vmap", microbatch_size="auto", **options)
 
 
-def test_a_batch_that_fits_is_not_split(monkeypatch, analysed):
+def test_fitting_microbatch_size_of_the_whole_batch(monkeypatch, analysed):
     with_memory(monkeypatch, 1024)
     compute = auto()
     assert_close(compute(PARAMS, BATCH), clipped_grad(loss, 0.5, method="vmap")(PARAMS, BATCH), 0)
@@ -51,7 +51,7 @@ def test_a_batch_that_fits_is_not_split(monkeypatch, analysed):
 
 
 @pytest.mark.parametrize("mib", [0.5, 1.0, 2.0])
-def test_the_largest_part_that_fits_is_taken(monkeypatch, analysed, mib):
+def test_fitting_microbatch_size_is_the_largest(monkeypatch, analysed, mib):
     with_memory(monkeypatch, mib)
     found = jax.jit(auto())(PARAMS, BATCH)
     assert_close(found, clipped_grad(loss, 0.5)(PARAMS, BATCH), 1e-5)
@@ -63,13 +63,13 @@ def test_the_largest_part_that_fits_is_taken(monkeypatch, analysed, mib):
     assert twice > mib * 2**20 / 2  # the next power of two does not fit
 
 
-def test_where_nothing_fits_examples_are_taken_one_by_one(monkeypatch):
+def test_fitting_microbatch_size_of_one(monkeypatch):
     with_memory(monkeypatch, 0.001)
     mask = jnp.ones(SIZE, bool)
     assert microbatching.fitting_microbatch_size(clipped_grad(loss, 0.5), PARAMS, BATCH, mask) == 1
 
 
-def test_losses_may_close_over_values_of_an_enclosing_trace(monkeypatch, analysed):
+def test_fitting_microbatch_size_of_traced_closures(monkeypatch, analysed):
     with_memory(monkeypatch, 1.0)
 
     @jax.jit
@@ -81,7 +81,7 @@ def test_losses_may_close_over_values_of_an_enclosing_trace(monkeypatch, analyse
     assert analysed
 
 
-def test_memory_of_a_control_group_is_a_limit(monkeypatch, tmp_path):
+def test_device_memory_of_a_control_group(monkeypatch, tmp_path):
     group = tmp_path / "memory.max"
     monkeypatch.setattr(microbatching, "_CGROUP_LIMIT", group)
     machine = microbatching.device_memory()
@@ -130,7 +130,7 @@ def loops_with_convolutions(function, *args):
 @pytest.mark.parametrize(
     ("loss", "part_size"), [(loss_of_convolutions, 9), (loss_under_remat, None)]
 )
-def test_convolutions_on_a_cpu_are_not_in_a_loop(loss, part_size):
+def test_convolutions_unrolled_on_cpu(loss, part_size):
     batch = IMAGES[:30]
     compute = clipped_grad(loss, 0.5, microbatch_size=part_size)
     assert loops_with_convolutions(compute, KERNELS, batch) == []
@@ -138,10 +138,10 @@ def test_convolutions_on_a_cpu_are_not_in_a_loop(loss, part_size):
     assert_close(compute(KERNELS, batch), expected, 1e-5)
 
 
-def test_a_loss_of_convolutions_under_remat_has_micro_batches():
+def test_convolutions_under_remat_microbatch_size():
     assert explain(loss_under_remat, KERNELS, IMAGES).microbatch_size in range(3, 30)
 
 
-def test_more_than_sixteen_micro_batches_are_a_loop():
+def test_convolutions_of_many_microbatches():
     compute = clipped_grad(loss_of_convolutions, 0.5, microbatch_size=2)
     assert loops_with_convolutions(compute, KERNELS, IMAGES) == [17]

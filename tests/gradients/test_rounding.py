@@ -129,30 +129,30 @@ def farthest(clipped_sum, num_examples):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_sum_of_many_moves_by_no_more_than_the_bound(way):
+def test_sum_of_many_within_the_bound(way):
     moved = farthest(WAYS[way], 99_999)
     assert 0.95 < moved <= 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["vmap", "ghost", "micro-batches"])
-def test_the_sum_of_a_million_moves_by_no_more_than_the_bound(way):
+def test_sum_of_a_million_within_the_bound(way):
     assert 0.7 < farthest(WAYS[way], 999_999) <= 1
 
 
 @pytest.mark.parametrize("size", [1, 255, 1_500])
-def test_the_sum_of_few_moves_by_no_more_than_the_bound(size):
+def test_sum_of_few_within_the_bound(size):
     for way in ("vmap", "ghost", "layers under remat"):
         assert 1 - 2 * rounding_margin(size + 1) < farthest(WAYS[way], size) <= 1
 
 
-def test_without_the_margin_the_bound_is_exceeded(monkeypatch):
+def test_power_without_rounding_margin(monkeypatch):
     monkeypatch.setattr(clipping, "rounding_margin", lambda *_: 0.0)
     assert farthest(by_gradient(linear, method="vmap"), 99_999) > 1 + 1e-4
 
 
 @pytest.mark.slow
-def test_without_compensation_the_bound_is_exceeded_by_far(monkeypatch):
+def test_power_without_compensation(monkeypatch):
     def add(self, term):
         return CompensatedSum(jax.tree.map(jnp.add, self.total, term), self.error)
 
@@ -160,7 +160,7 @@ def test_without_compensation_the_bound_is_exceeded_by_far(monkeypatch):
     assert farthest(by_micro_batches, 999_999) > 1.1
 
 
-def test_compensation_survives_compilation():
+def test_compensated_sum_compiled():
     """2^24 + 1 + ... + 1: each of the ones is lost by a plain sum of float32."""
     ones = jnp.ones(clipping.PART_SIZE * 3).at[0].set(2.0**24)
 
@@ -171,13 +171,13 @@ def test_compensation_survives_compilation():
 
 
 @pytest.mark.parametrize("size", [1, 511, 512, 513, 1024, 1300])
-def test_parts_cover_every_example_once(size):
+def test_sum_in_parts_covers_every_example(size):
     weights = jnp.arange(1.0, size + 1)
     total = sum_in_parts(lambda w, x: jnp.dot(w, x), weights, jnp.ones(size))
     assert total == size * (size + 1) / 2
 
 
-def test_the_margin_follows_the_sum_and_not_the_call():
+def test_rounding_margin_of_max_batch_size():
     """Of parts that are added up, each is clipped for the whole."""
     grads = jnp.full((8, DIMENSION), 3.0)
     compute = dpjax.clipped_grad(linear, CLIP, max_batch_size=1_000_000)
@@ -185,8 +185,3 @@ def test_the_margin_follows_the_sum_and_not_the_call():
     assert total == pytest.approx(8 / (1 + rounding_margin(1_000_000)), rel=1e-6)
     alone = np.linalg.norm(clip_and_sum(grads, CLIP, np.ones(8, bool))[0])
     assert alone == pytest.approx(8, rel=2 * rounding_margin(8))
-
-
-def test_the_most_examples_are_a_count():
-    with pytest.raises(ValueError, match="max_batch_size must be a whole number"):
-        dpjax.clipped_grad(linear, CLIP, max_batch_size=1.5)

@@ -88,7 +88,7 @@ def assert_bounded(clipped_sum, bound, case, dtype):
 @pytest.mark.parametrize("options", [{"method": "vmap"}, {}, {"microbatch_size": 3}], ids=str)
 @pytest.mark.parametrize("bound", BOUNDS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_one_example_moves_the_sum_by_no_more_than_the_bound(dtype, bound, options):
+def test_clipped_grad_sensitivity(dtype, bound, options):
     @hypothesis.given(neighbours)
     def check(case):
         assert_bounded(library(bound, **options), bound, case, dtype)
@@ -98,7 +98,7 @@ def test_one_example_moves_the_sum_by_no_more_than_the_bound(dtype, bound, optio
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
-def test_the_bound_is_reached(bound):
+def test_sensitivity_is_reached(bound):
     """By a large example, and by replacing it with its opposite; large in every group."""
     batch = {name: np.zeros((SIZE, *shape)) for name, shape in SHAPES.items()}
     batch["a"][1], batch["b"][1] = [300, 2], [[-1, 5]]
@@ -163,9 +163,9 @@ def violation_is_found(clipped_sum):
 
 
 @pytest.mark.parametrize("twin", [clips_the_mean, clips_the_batch, clips_each_leaf])
-def test_the_assertion_finds_what_is_wrong(twin):
+def test_power_wrong_clipping(twin):
     assert violation_is_found(twin)
 
 
-def test_the_assertion_passes_what_is_right():
+def test_assertion_passes_right_clipping():
     assert not violation_is_found(right)

@@ -48,7 +48,7 @@ def over_devices(devices, check_vma=True, **options):
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("options", [{"method": "vmap"}, {}, {"microbatch_size": 1}], ids=str)
 @pytest.mark.parametrize("shape", [(4,), (2, 2)], ids=str)
-def test_the_sum_over_devices_is_the_sum(shape, options, check_vma):
+def test_sum_over_devices(shape, options, check_vma):
     clipped_sum, norms = over_devices(mesh(*shape), check_vma, **options)(PARAMS, BATCH, MASK)
     expected, expected_norms, _ = clipped_sum_by_hand(loss, 0.5, PARAMS, BATCH, MASK)
     np.testing.assert_allclose(norms, expected_norms, rtol=1e-5)
@@ -73,7 +73,7 @@ def test_convolutions():
     np.testing.assert_allclose(jax.jit(local)(jnp.ones(2), BATCH), expected, rtol=1e-5)
 
 
-def test_what_goes_wrong_without():
+def test_power_gradients_of_replicated_parameters():
     """The power of the test above: autodiff sums a replicated parameter's gradient by itself."""
 
     def local(params, x):
@@ -85,7 +85,7 @@ def test_what_goes_wrong_without():
     assert not np.allclose(jax.jit(compute)(PARAMS, BATCH), expected, rtol=0.1)
 
 
-def test_replicated_batches_stay_replicated():
+def test_replicated_batches():
     """Then nothing differs between devices, and the output may say so."""
     compute = jax.shard_map(
         lambda p, x: clipped_grad(loss, 0.5, microbatch_size=3)(p, x)[0],
@@ -97,7 +97,7 @@ def test_replicated_batches_stay_replicated():
     np.testing.assert_allclose(jax.jit(compute)(PARAMS, BATCH)["w"], expected["w"], rtol=1e-5)
 
 
-def test_examples_in_a_closure_are_refused():
+def test_examples_in_a_closure_refused():
     """They differ between devices, but nothing that is passed in says so."""
 
     def local(params, x):
@@ -111,7 +111,7 @@ def test_examples_in_a_closure_are_refused():
         compute(PARAMS, BATCH)
 
 
-def test_axes_are_those_that_values_differ_along():
+def test_varying_axes():
     seen = []
 
     def local(same, row, cell):
@@ -127,7 +127,7 @@ def test_axes_are_those_that_values_differ_along():
     assert seen == [[set(), {"data"}, both, set(), set()], [both, both]]
 
 
-def test_outside_of_shard_map_nothing_varies_and_nothing_is_done():
+def test_varying_axes_outside_of_shard_map():
     assert varying_axes((PARAMS, BATCH, 1.0)) == frozenset()
     assert as_varying(PARAMS, frozenset())["w"] is PARAMS["w"]
 
@@ -135,7 +135,7 @@ def test_outside_of_shard_map_nothing_varies_and_nothing_is_done():
 @pytest.mark.parametrize("method", ["vmap", "bookkeeping"])
 @pytest.mark.parametrize("jit", [False, True], ids=["", "jit"])
 @pytest.mark.parametrize("name", ["params", "batch", "mask"])
-def test_arrays_split_over_explicit_axes_are_refused(name, jit, method):
+def test_explicit_axes_refused(name, jit, method):
     """The default of `jax.make_mesh`; the remedy that the error names is accepted."""
 
     def compute(*axis_types):

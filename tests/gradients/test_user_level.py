@@ -12,8 +12,9 @@ import optax
 import pytest
 from helpers.bookkeeping_checks import fast_jit
 from helpers.gradient_oracle import assert_close, assert_matches_hand, sum_of_clipped
+from helpers.inputs import gaussian_mechanism
 
-from dpjax import PoissonSampling, SubsampledGaussian, clipped_grad, train
+from dpjax import PoissonSampling, clipped_grad, train
 from dpjax.gradients import (
     UnitRecords,
     augmented_loss,
@@ -62,7 +63,7 @@ def by_hand(reduction, clip):
 
 @pytest.mark.parametrize("method", ["vmap", "bookkeeping"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_unit_is_clipped_as_a_whole(reduction, method):
+def test_unit_loss_clips_the_unit(reduction, method):
     found = gradient(reduction, method=method)(PARAMS, units())
     assert_matches_hand(found, by_hand(reduction, 0.2), rtol=1e-4)
     each_record = by_hand(reduction, 0.2)[0]["w"] * RECORDS  # as if every record were clipped
@@ -71,21 +72,21 @@ def test_a_unit_is_clipped_as_a_whole(reduction, method):
 
 @pytest.mark.parametrize("padding", [np.nan, np.inf, 1e30])
 @pytest.mark.parametrize("method", ["vmap", "bookkeeping"])
-def test_padding_has_no_influence(padding, method):
+def test_unit_loss_ignores_padding(padding, method):
     sum_of = gradient(method=method)
     expected, spoilt = sum_of(PARAMS, units()), sum_of(PARAMS, units(padding))
     # The unit without records has padding alone, whose gradient may not be finite.
     assert_close((spoilt[0], spoilt[1].norms[:-1]), (expected[0], expected[1].norms[:-1]), 0)
 
 
-def test_a_unit_without_records_contributes_zero():
+def test_unit_loss_without_records():
     _, info = gradient()(PARAMS, units())
     assert info.norms[-1] == 0
     assert info.losses[-1] == 0
     assert info.num_nonfinite == 0
 
 
-def test_a_record_that_is_not_finite_excludes_its_unit_alone():
+def test_unit_loss_nonfinite_record():
     (x, labels), mask = units().records, np.arange(UNITS) != 1
     x = x.copy()
     x[1, 2] = np.nan
@@ -98,7 +99,7 @@ def linear_loss(params, record):
     return jnp.vdot(params, record)
 
 
-def test_a_unit_moves_the_sum_by_one_clip_bound_whatever_its_records_are():
+def test_unit_loss_sensitivity():
     rng = np.random.default_rng(1)
     records = 10.0 ** rng.uniform(-6, 4, (200, UNITS, RECORDS, 1)) * rng.normal(
         loc=0.5, size=(200, UNITS, RECORDS, WIDTH)
@@ -125,7 +126,7 @@ def test_a_unit_moves_the_sum_by_one_clip_bound_whatever_its_records_are():
     assert moves(by_record, masks).max() > 1.5
 
 
-def test_records_have_keys_of_their_own_and_padding_takes_none():
+def test_unit_loss_keys_of_records():
     def loss(params, record, key):
         return jnp.sum(params * record * jax.random.bernoulli(key, 0.5, (64,)))
 
@@ -140,7 +141,7 @@ def test_records_have_keys_of_their_own_and_padding_takes_none():
     assert set(np.unique(both - one)) == {0, 1}
 
 
-def test_modules_with_dropout_draw_another_mask_for_each_record():
+def test_unit_loss_dropout_of_modules():
     class Dropped(nnx.Module):
         def __init__(self):
             self.w = nnx.Param(jnp.zeros(64))
@@ -156,7 +157,7 @@ def test_modules_with_dropout_draw_another_mask_for_each_record():
     assert set(np.unique(np.rint(masks))) == {0, 2, 4}
 
 
-def test_other_examples_and_reductions_are_refused():
+def test_unit_loss_refuses():
     with pytest.raises(ValueError, match="example must be a UnitRecords"):
         clipped_grad(unit_loss(linear_loss), 1.0)(jnp.zeros(2), jnp.ones((3, 2, 2)))
     with pytest.raises(ValueError, match="reduction must be"):
@@ -168,7 +169,7 @@ def flip(key, example):
     return jnp.where(jax.random.bernoulli(key), x, -x), label
 
 
-def test_the_mean_gradient_of_the_views_is_clipped():
+def test_augmented_loss_clips_the_mean():
     batch = jax.tree.map(lambda leaf: leaf[:, 0], units().records)
     always = augmented_loss(loss, lambda key, example: example, 4)
     expected = fast_jit(clipped_grad(loss, 0.2))(PARAMS, batch)
@@ -187,7 +188,7 @@ def test_the_mean_gradient_of_the_views_is_clipped():
     assert_matches_hand(sum_of(PARAMS, batch, key=KEY), sum_of_clipped(found, 0.2, PARAMS), 1e-4)
 
 
-def test_a_loss_with_a_key_has_another_one_for_each_view_than_the_views():
+def test_augmented_loss_keys():
     def loss(params, view, key):
         return jnp.sum(params * (view == jax.random.key_data(key)[0]))
 
@@ -196,7 +197,7 @@ def test_a_loss_with_a_key_has_another_one_for_each_view_than_the_views():
     assert summed.item() == 0  # 150 words equal by chance: probability 4e-8
 
 
-def test_units_take_no_vmap_route():
+def test_unit_loss_routes():
     batch = jax.tree.map(lambda leaf: leaf[:, 0], units().records)
     for found in (
         explain(unit_loss(loss), PARAMS, units()),
@@ -206,11 +207,9 @@ def test_units_take_no_vmap_route():
 
 
 @pytest.mark.slow
-def test_users_are_trained_on_and_certified_like_records():
-    mechanism = SubsampledGaussian(
-        PoissonSampling(UNITS, 0.5), l2_clip=0.5, noise_multiplier=1.0, num_steps=3,
-        adjacency="zero_out", unit="one user",
-    )  # fmt: skip
+def test_train_on_users():
+    changes = {"l2_clip": 0.5, "num_steps": 3, "adjacency": "zero_out", "unit": "one user"}
+    mechanism = gaussian_mechanism(PoissonSampling(UNITS, 0.5), **changes)
 
     def run(data, loss_fn):
         return train(
@@ -228,7 +227,7 @@ def test_users_are_trained_on_and_certified_like_records():
 IDS = np.array(["u", "v", "u", "w", "u", "w", "u"])
 
 
-def test_records_are_grouped_by_unit():
+def test_group_by_unit():
     found = group_by_unit(KEY, {"x": np.arange(7), "y": np.ones((7, 2))}, IDS, max_records=4)
     assert found.records["x"].shape == (3, 4)
     assert found.records["y"].shape == (3, 4, 2)
@@ -282,17 +281,17 @@ def by_one_permutation(key, records, unit_ids, *, max_records):
 
 
 @pytest.mark.parametrize("names", IDENTIFIERS.values(), ids=IDENTIFIERS)
-def test_one_unit_does_not_change_the_records_that_others_keep(names):
+def test_group_by_unit_independent_of_other_units(names):
     kept, _ = users_of(names)
     assert [len(kept[unit]) for unit in range(len(SIZES))] == [min(size, 5) for size in SIZES]
     assert not changed_by_the_first_unit(names)
 
 
-def test_power_one_permutation_of_all_records_changes_the_records_of_others():
+def test_power_one_permutation_of_all_records():
     assert changed_by_the_first_unit(np.arange(5), by_one_permutation)
 
 
-def test_the_dtype_of_identifiers_does_not_change_the_records_kept():
+def test_group_by_unit_dtypes():
     """A file's column is read as floats, or as strings, if the records of one unit need it."""
     kept, _ = users_of(np.arange(5))
     for names in (np.arange(5, dtype=np.uint8), np.arange(5.0), np.array(list("01234"))):
@@ -319,7 +318,7 @@ def moves_of_the_sum(group):
     return max(of_records), np.linalg.norm(whole - sum_without(own))
 
 
-def test_one_unit_moves_the_clipped_sum_by_at_most_the_bound():
+def test_group_by_unit_sensitivity():
     of_a_record, of_the_unit = moves_of_the_sum(group_by_unit)
     assert 0.99 < of_the_unit <= 1  # a contribution is left out
     assert 0.1 < of_a_record <= 2  # a contribution is replaced
@@ -345,7 +344,7 @@ def uniform_and_independent(keys):
     )
 
 
-def test_records_kept_are_chosen_uniformly_and_apart_for_each_unit(monkeypatch):
+def test_group_by_unit_uniform(monkeypatch):
     keys = jax.random.split(KEY, 200)
     assert uniform_and_independent(keys)  # false alarms below 1e-6 for each of 30 rates
 
@@ -360,9 +359,9 @@ def test_records_kept_are_chosen_uniformly_and_apart_for_each_unit(monkeypatch):
     assert not uniform_and_independent(keys)  # one key for all units
 
 
-@pytest.mark.parametrize(
-    ("ids", "got"),
-    [
+TYPES = r"^unit_ids must be integers, .* \(NaN, None\), got {}$"
+REFUSED = [
+    *((np.ones(2), ids, 1, TYPES.format(got)) for ids, got in [
         ([1.0, np.nan], "float with NaN"),
         (np.array([1, np.nan], np.float32), "float32 with NaN"),
         ([None, None], "NoneType"),
@@ -372,29 +371,15 @@ def test_records_kept_are_chosen_uniformly_and_apart_for_each_unit(monkeypatch):
         ([1, 2.5], "float, int"),
         (np.array(["2026-01-01", "NaT"], "datetime64[ns]"), "datetime64"),
         ([[1], [1, 2]], "list"),
-    ],
-    ids=str,
-)
-def test_identifiers_that_are_missing_or_of_several_types_are_refused(ids, got):
-    with pytest.raises(
-        ValueError, match=rf"^unit_ids must be integers, .* \(NaN, None\), got {got}$"
-    ):
-        group_by_unit(KEY, np.ones(2), ids, max_records=1)
+    ]),
+    (np.ones(2), np.ma.array([1, 2], mask=[0, 1]), 1, "unit_ids must be an array without a mask"),
+    (np.ones(3), [1, 2], 1, r"unit_ids must be of shape \(3,\)"),
+    (np.ones(0), [], 1, "records must be at least one record"),
+    (np.ones(2), [1, 2], 0, "max_records must be"),
+]  # fmt: skip
 
 
-def test_masked_identifiers_are_refused():
-    with pytest.raises(ValueError, match="unit_ids must be an array without a mask"):
-        group_by_unit(KEY, np.ones(2), np.ma.array([1, 2], mask=[0, 1]), max_records=1)
-
-
-@pytest.mark.parametrize(
-    ("records", "ids", "most", "message"),
-    [
-        (np.ones(3), [1, 2], 1, r"unit_ids must be of shape \(3,\)"),
-        (np.ones(0), [], 1, "records must be at least one record"),
-        (np.ones(2), [1, 2], 0, "max_records must be"),
-    ],
-)
-def test_records_that_cannot_be_grouped_are_refused(records, ids, most, message):
+@pytest.mark.parametrize(("records", "ids", "max_records", "message"), REFUSED, ids=str)
+def test_group_by_unit_refuses(records, ids, max_records, message):
     with pytest.raises(ValueError, match=message):
-        group_by_unit(KEY, records, ids, max_records=most)
+        group_by_unit(KEY, records, ids, max_records=max_records)

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Mapping
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,10 +58,8 @@ def assert_matches_hand(found, by_hand, rtol=2e-5):
 
 def assert_close(found, expected, atol):
     """Two trees of the same structure, dtypes and shapes agree up to ``atol``."""
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        np.testing.assert_allclose(a, b, rtol=atol, atol=atol)
+    chex.assert_trees_all_equal_shapes_and_dtypes(found, expected)
+    chex.assert_trees_all_close(found, expected, rtol=atol, atol=atol)
 
 
 def _close(found, expected, rtol):

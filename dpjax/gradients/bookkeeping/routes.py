@@ -252,8 +252,8 @@ def _residual_bytes(jaxpr: ClosedJaxpr, varying: Collection[Atom]) -> int:
 
     inputs = jaxpr.jaxpr.invars
     forward = jax.make_jaxpr(residuals)(*map(aval, inputs)).jaxpr
-    own = [mine for mine, given in zip(forward.invars, inputs, strict=True) if given in varying]
-    varies = varying_values(forward, own)
+    pairs = zip(forward.invars, inputs, strict=True)
+    varies = varying_values(forward, [inner for inner, outer in pairs if outer in varying])
     stored = {value for value in forward.outvars if isinstance(value, Var) and value in varies}
     return sum(map(_bytes, stored))
 
