@@ -52,7 +52,7 @@ def test_sensitivity_of_the_smallest_eigenvalue(adjacency):
     assert np.linalg.eigvalsh(held + record)[0] - np.linalg.eigvalsh(held)[0] >= 0.99 * stated
 
 
-def releases(exact, made, num=4_000):
+def releases(exact, made, num=2_000):
     keys = jax.random.split(jax.random.key(0), num)
     return jax.jit(jax.vmap(lambda key: made.release(key, exact)))(keys)
 

@@ -146,7 +146,7 @@ def test_event_is_that_of_the_noise_on_every_entry(adjacency):
     assert np.sum(dense**2) == pytest.approx(size)
 
 
-def spreads(made, num=20_000):
+def spreads(made, num=6_000):
     zeros = RegressionStatistics(jnp.zeros((3, 3)), jnp.zeros(3), jnp.zeros(()))
     keys = jax.random.split(jax.random.key(0), num)
     return jax.jit(jax.vmap(lambda key: made.release(key, zeros)))(keys)
@@ -176,7 +176,7 @@ def test_release_has_the_stated_noise_and_is_symmetric(delta, kurtosis):
     # The power check.
     assert not any(all_agree(jax.tree.map(lambda leaf: 1.1 * leaf, seen)))
     correlations = np.corrcoef(np.asarray(seen.xtx).reshape(-1, 9)[:, [0, 1, 2, 4, 5, 8]].T)
-    assert np.abs(correlations - np.eye(6)).max() < 0.04
+    assert np.abs(correlations - np.eye(6)).max() < 0.07
 
 
 def test_release_under_jit_and_vmap_is_the_same():
