@@ -222,7 +222,13 @@ class Partition:
         num_records = batch_length(rows, "data")
         allowed = f"of num_examples = {self.num_examples} records"
         check(num_records == self.num_examples, "data", f"{num_records} records", allowed)
-        return jax.tree.map(lambda leaf: _take(leaf, self.indices), data)
+
+        def take(leaf: npt.ArrayLike) -> np.ndarray | jax.Array:
+            if isinstance(leaf, jax.Array):
+                return jnp.take(leaf, self.indices, axis=0)
+            return np.asarray(leaf)[self.indices]
+
+        return jax.tree.map(take, data)
 
 
 def train_teachers(
@@ -644,14 +650,4 @@ def _bytes(identifier: str | bytes | int | np.ndarray) -> bytes:
     if isinstance(identifier, bytes):
         return identifier
     array = np.asarray(identifier)
-    return (
-        repr(array.tolist()).encode() if array.ndim == 0 else np.ascontiguousarray(array).tobytes()
-    )
-
-
-def _take(leaf: npt.ArrayLike, indices: npt.NDArray[np.int64]) -> np.ndarray | jax.Array:
-    return (
-        jnp.take(leaf, indices, axis=0)
-        if isinstance(leaf, jax.Array)
-        else np.asarray(leaf)[indices]
-    )
+    return np.ascontiguousarray(array).tobytes() if array.ndim else repr(array.tolist()).encode()
