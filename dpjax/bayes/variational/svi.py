@@ -302,7 +302,8 @@ class DPSVI:
 
         Args:
           svi_state: the state before the step.
-          *args, **kwargs: of the model, the whole data set included.
+          *args: of the model, the whole data set included.
+          **kwargs: of the model.
 
         Returns:
           The next state, and an estimate of the negative ELBO: a **private** value, not released.
@@ -321,7 +322,8 @@ class DPSVI:
 
         Args:
           svi_state: the state before the step.
-          *args, **kwargs: of the model, the whole data set included.
+          *args: of the model, the whole data set included.
+          **kwargs: of the model.
 
         Returns:
           The next state, and a `StepInfo`: **private** values, not released. Its gradient norms are
@@ -342,7 +344,8 @@ class DPSVI:
         Args:
           rng_key: a JAX key for the batch, the holder's secret and a new one in each step.
           svi_state: the state before the step.
-          *args, **kwargs: of the model, all records of the holder included.
+          *args: of the model, all records of the holder included.
+          **kwargs: of the model.
 
         Returns:
           A tree like the unconstrained parameters.
@@ -365,7 +368,8 @@ class DPSVI:
         Args:
           svi_state: the state before the step, as for `clipped_sum`.
           noisy_sum: a tree like the unconstrained parameters.
-          *args, **kwargs: of the model; of records only their shapes are used.
+          *args: of the model; of records only their shapes are used.
+          **kwargs: of the model.
 
         Returns:
           The next state, its sampler and noise unchanged.
@@ -481,7 +485,8 @@ class DPSVI:
 
         Args:
           svi_state: a state of this `DPSVI`.
-          *args, **kwargs: of the model, the whole data set included.
+          *args: of the model, the whole data set included.
+          **kwargs: of the model.
 
         Privacy:
           The result is a **private** value, not released.
@@ -506,7 +511,8 @@ class DPSVI:
           rng_key: a JAX key.
           params: what `get_params` returned, or a state.
           num_samples: number of draws.
-          *args, **kwargs: of the model, as for `update`; of records only their shapes are used.
+          *args: of the model, as for `update`; of records only their shapes are used.
+          **kwargs: of the model.
 
         Returns:
           For each latent variable of the model outside of the plate an array
@@ -531,7 +537,8 @@ class DPSVI:
           rng_key: a JAX key.
           params: what `get_params` or `run` returned, or a state.
           num_samples: number of draws.
-          *args, **kwargs: of the model, new ones, with ``None`` for what it observes.
+          *args: of the model, new ones, with ``None`` for what it observes.
+          **kwargs: of the model.
 
         Returns:
           As `numpyro.infer.Predictive`: for each observed or deterministic site an array
@@ -556,7 +563,8 @@ class DPSVI:
         Args:
           rng_key: for the latent variables, drawn once (for each particle) as a step does.
           svi_state: gradients are taken at its parameters.
-          *args, **kwargs: of the model, the whole data set included.
+          *args: of the model, the whole data set included.
+          **kwargs: of the model.
 
         Privacy:
           The report holds **private** values, not released.
