@@ -99,7 +99,7 @@ def skip_tuple_fields(_app: Any, _what: Any, _name: Any, value: object, *_: Any)
 
 
 def escape_text(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines: Any) -> None:
-    """Escapes what docstrings write as mathematics, |x| and ``s``^2, outside of doctests."""
+    """Escapes mathematics, |x| and ``s``^2, and the name of ``**kwargs``, outside of doctests."""
     paragraphs = "\n".join(lines).split("\n\n")
     lines[:] = "\n\n".join(map(_escape_paragraph, paragraphs)).split("\n")
 
@@ -109,7 +109,7 @@ def _escape_paragraph(paragraph: str) -> str:
         return paragraph
     parts = paragraph.split("``")  # literals are the parts with an odd index
     for i in range(0, len(parts), 2):
-        text = parts[i].replace("|", r"\|")
+        text = parts[i].replace("|", r"\|").replace(", **kwargs:", r", \*\*kwargs:")
         text = re.sub(r"^(?=[\w^|*\\])", r"\\ ", text) if i else text
         parts[i] = re.sub(r"(?<=[\w^|*])$", r"\\ ", text) if i + 1 < len(parts) else text
     return "``".join(parts)

@@ -6,8 +6,8 @@ build the same one; messages of parties whose plans differ are refused by their 
 
 import hashlib
 import importlib
-import importlib.util
 import inspect
+import runpy
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -82,12 +82,7 @@ class Study:
             raise ValueError("program must be given for a training, got None")
         same = _digest_of_file(path) == self.plan.program
         check(same, "program", str(path), "the file that the plan was made with")
-        spec = importlib.util.spec_from_file_location(f"dpjax_program_{path.stem}", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        make = getattr(module, "training", None)
+        make = runpy.run_path(str(path)).get("training")
         check(callable(make), "program", str(path), "a file with a function training(mechanism)")
         assert make is not None
         mechanism = self.plan.mechanism
