@@ -155,14 +155,7 @@ class AtomicEvent:
         )
 
     def neighbor_losses(self, direction: Direction, tail: float) -> tuple[LossDistribution, ...]:
-        """Returns those of several pairs of neighbours, where none is the worst of all.
-
-        Args:
-          direction, tail: as for ``loss_distribution``, which returns one of them.
-
-        Raises:
-          UnsupportedEventError: as ``loss_distribution``.
-        """
+        """Returns the ``loss_distribution`` of each pair of neighbours, where none is the worst."""
         return (self.loss_distribution(direction, tail),)
 
     def loss_range(self) -> float:

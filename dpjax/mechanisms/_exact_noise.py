@@ -182,12 +182,7 @@ def discrete_laplace(words: RandomWords, numerator: Integers, denominator: Integ
 
 
 def discrete_gaussian(words: RandomWords, numerator: Integers, denominator: Integers) -> Integers:
-    """Draws k with probability proportional to exp(-k^2 / (2 scale^2)) for each lane.
-
-    Args:
-      words: the lanes.
-      numerator: of each lane's scale, ``(words.size,)``; see `fit_integers`.
-      denominator: of each lane's scale, ``(words.size,)``.
+    """Draws k with probability proportional to exp(-k^2 / (2 scale^2)), as `discrete_laplace`.
 
     Source: Karney (2016), Algorithm D, with centre zero. With k from exp(-k^2 / 2), a candidate is
     uniform among the integers in [k scale, (k + 1) scale): (k + x) scale, which is accepted with
