@@ -33,7 +33,7 @@ for _name, _value in _JAX_CONFIG.items():
 _FLAGS = ["--xla_cpu_parallel_codegen_split_count=1"]
 # XLA's newer code generator for fused operations takes half of the time to compile. jaxlib 0.12 has
 # no other, and the flag would end the process there. The older one gathers wrongly by indices of 8
-# bits: what does so asks for the newer one (`compiler_options` in tests/gradients/zoo.py).
+# bits: what does so asks for the newer one (`compiler_options` in tests/helpers/zoo.py).
 if jax.config.read("jax_disable_most_optimizations") and jaxlib.version.__version_info__ < (0, 11):
     _FLAGS.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([*_FLAGS, os.environ.get("XLA_FLAGS", "")]).strip()
