@@ -18,11 +18,12 @@ from dpjax._checks import (
 from dpjax._typing import Numeric, PRNGKey
 from dpjax.gradients.clipping import clip_and_sum, total_l2_clip
 from dpjax.gradients.shard_map import check_same_on_devices
-from dpjax.transforms.clip import check_description, check_per_example
+from dpjax.transforms.clip import check_per_example
 from dpjax.transforms.noise import (
     LeafShapes,
     NoiseDescription,
     PrivateTransformation,
+    check_description,
     check_noise_scale,
     gaussian_like,
 )

@@ -1,13 +1,7 @@
-"""Per-example clipping and summation as an optax transformation.
-
-Transformations carry a static description of what they do, Python numbers and schedules and no
-arrays: it is metadata of the pytree of their states, so it survives ``jit``, ``jax.tree.map``,
-donation and checkpoints, and adds no leaf to a state.
-"""
+"""Per-example clipping and summation as an optax transformation."""
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +10,7 @@ import optax
 from dpjax._checks import batch_length
 from dpjax._typing import ClipBound
 from dpjax.gradients.clipping import clip_and_sum, total_l2_clip
-
-D = TypeVar("D")
+from dpjax.transforms.noise import check_description, static_bounds
 
 
 @jax.tree_util.register_static
@@ -90,25 +83,3 @@ def check_per_example(updates: optax.Updates, params: optax.Params | None) -> No
             "updates must be per-example gradients, every leaf with a leading example axis before"
             f" the parameters' own shapes {expected}, got {shapes}"
         )
-
-
-def check_description(state: D, own: D) -> None:
-    """Raises ValueError for the state of another transformation.
-
-    Schedules are not compared.
-    """
-    for name, value in vars(own).items():
-        other = getattr(state, name)
-        if other != value and not (callable(other) and callable(value)):
-            raise ValueError(
-                f"state must come from init of the transformation that updates it: it was made with"
-                f" {name} = {other!r}, the transformation has {value!r}. Changed noise or clipping"
-                " needs a new state, and the releases of both count"
-            )
-
-
-def static_bounds(l2_clip: ClipBound | None) -> ClipBound | None:
-    """The bounds as Python numbers; ``None`` where one is a JAX array, which is no metadata."""
-    if any(isinstance(bound, jax.Array) for bound in jax.tree.leaves(l2_clip)):
-        return None
-    return jax.tree.map(float, l2_clip)

@@ -1,4 +1,9 @@
-"""The Gaussian mechanism as an optax transformation on a clipped sum."""
+"""The Gaussian mechanism as an optax transformation on a clipped sum.
+
+Transformations carry a static description of what they do, Python numbers and schedules and no
+arrays: it is metadata of the pytree of their states, so it survives ``jit``, ``jax.tree.map``,
+donation and checkpoints, and adds no leaf to a state.
+"""
 
 import dataclasses
 from dataclasses import dataclass
@@ -13,8 +18,8 @@ from dpjax._random import normal
 from dpjax._typing import ArrayTree, ClipBound, Numeric, PRNGKey
 from dpjax.gradients.clipping import accumulator, total_l2_clip
 from dpjax.gradients.shard_map import check_same_on_devices
-from dpjax.transforms.clip import check_description, static_bounds
 
+D = TypeVar("D")
 T = TypeVar("T")
 Divisor = Literal["none", "public constant", "batch length"]
 
@@ -210,6 +215,28 @@ def add_gaussian_noise(
         return noisy, state._replace(key=next_key, num_releases=state.num_releases + 1)
 
     return PrivateTransformation.of(init, update, description)
+
+
+def check_description(state: D, own: D) -> None:
+    """Raises ValueError for the state of another transformation.
+
+    Schedules are not compared.
+    """
+    for name, value in vars(own).items():
+        other = getattr(state, name)
+        if other != value and not (callable(other) and callable(value)):
+            raise ValueError(
+                f"state must come from init of the transformation that updates it: it was made with"
+                f" {name} = {other!r}, the transformation has {value!r}. Changed noise or clipping"
+                " needs a new state, and the releases of both count"
+            )
+
+
+def static_bounds(l2_clip: ClipBound | None) -> ClipBound | None:
+    """The bounds as Python numbers; ``None`` where one is a JAX array, which is no metadata."""
+    if any(isinstance(bound, jax.Array) for bound in jax.tree.leaves(l2_clip)):
+        return None
+    return jax.tree.map(float, l2_clip)
 
 
 def check_noise_scale(noise_multiplier: Numeric, l2_clip: Numeric, max_batch_size: int = 0) -> None:
