@@ -180,14 +180,7 @@ def test_receive_refuses_a_share_without_its_draw(counted):
 
 
 def share_message(words):
-    return Message(
-        kind="share",
-        sender=2,
-        receiver=1,
-        round_number=0,
-        draws={2: 77},
-        words=words,
-    )
+    return Message(kind="share", sender=2, receiver=1, round_number=0, draws={2: 77}, words=words)
 
 
 def test_receive_refuses_words_that_are_no_residues():
@@ -218,15 +211,12 @@ def test_open_sum_opens_one_set_in_a_round(counted):
 
 def test_open_sum_refuses_too_little_noise(counted):
     plan, states, _ = counted
-    assert (
-        code_of(open_sum, plan, states[0], draws_of(plan, states[0], range(3))) == "too few holders"
-    )
-    assert code_of(open_sum, plan, states[0], draws_of(plan, states[0], [0, 1, 2, 7])) == "holders"
-    fresh = NodeState(0)
+    state, fresh = states[0], NodeState(0)
+    assert code_of(open_sum, plan, state, draws_of(plan, state, range(3))) == "too few holders"
+    assert code_of(open_sum, plan, state, draws_of(plan, state, [0, 1, 2, 7])) == "holders"
     assert code_of(open_sum, plan, fresh, draws_of(plan, fresh, range(4))) == "holders"
-    open_sum(
-        plan, states[0], draws_of(plan, states[0], range(4))
-    )  # power: one drop-out is within the plan
+    # Power: one drop-out is within the plan.
+    open_sum(plan, state, draws_of(plan, state, range(4)))
 
 
 def test_node_state_has_rounds_apart():

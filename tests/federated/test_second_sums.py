@@ -9,7 +9,7 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers.federated_cases import draws_of, histogram_release, plan_of
+from helpers.federated_cases import draws_of, from_analyst, histogram_release, plan_of
 from scipy.linalg import null_space
 
 from dpjax.federated import (
@@ -21,7 +21,7 @@ from dpjax.federated import (
     protocol,
     simulated_entropy,
 )
-from dpjax.federated.messages import ANALYST, Message
+from dpjax.federated.messages import ANALYST
 from dpjax.federated.processes.analyst import Analyst
 from dpjax.federated.processes.journal import Journal
 from dpjax.federated.processes.node import Node
@@ -84,11 +84,8 @@ class Nodes:
 
     def ask(self, index, draws):
         """The opening of a set, or the code."""
-        message = Message(
-            kind="agreed", sender=ANALYST, receiver=index, round_number=0, draws=draws
-        )
         try:
-            return self.call(index, "agreed", self.plan.message_format.to_bytes(message))
+            return self.call(index, "agreed", from_analyst(self.plan, "agreed", index, draws))
         except ProtocolError as error:
             return error.code
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from helpers.federated_cases import code_of, plan_of
+from helpers.federated_cases import code_of, from_analyst, plan_of
 from jax.flatten_util import ravel_pytree
 
 from dpjax.bayes import DPSVI
@@ -142,10 +143,7 @@ def test_gradient_training_in_rounds_equals_one_process(network_of):
         return path
 
     path = alone(secrets)
-    for found, wanted in zip(
-        jax.tree.leaves(analyst.state.params), jax.tree.leaves(path[-1]), strict=True
-    ):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    chex.assert_trees_all_close(analyst.state.params, path[-1], rtol=1e-5)
     other = alone(jax.random.split(jax.random.key(6), 3))
     assert not np.allclose(analyst.state.params["w"], other[-1]["w"], rtol=1e-3)
     rounds, kept = analyst.kept_params()
@@ -213,9 +211,9 @@ def test_svi_training_reaches_the_posterior_mean(network_of):
     # The state on disk is the state: its keys, too.
     form = ParameterFormat(training, plan.size)
     again = form.state_from_bytes(form.state_to_bytes(analyst.state))
-    assert jax.tree.structure(again) == jax.tree.structure(analyst.state)
-    for one, other in zip(jax.tree.leaves(again), jax.tree.leaves(analyst.state), strict=True):
-        assert bool(jnp.all(one == other))
+    assert jax.tree.all(
+        jax.tree.map(lambda one, other: jnp.all(one == other), again, analyst.state)
+    )
 
 
 def test_svi_with_num_examples_keeps_the_rate():
@@ -339,8 +337,7 @@ def test_node_takes_one_set_of_parameters_in_a_round(network_of):
     plan = plan_of(ClippedGradientSum(steps(60), 3), num_holders=3, num_nodes=2)
     network = network_of(plan)
     call, words = network.caller("analyst"), np.arange(3, dtype=np.uint64)
-    early = Message(kind="query", sender=ANALYST, receiver=0, round_number=0)
-    assert code_of(call, 0, "query", plan.message_format.to_bytes(early)) == "early"
+    assert code_of(call, 0, "query", from_analyst(plan, "query", 0)) == "early"
     assert call(0, "parameters", parameters_message(plan, 0, words, 2)) == b""
     assert call(0, "parameters", parameters_message(plan, 0, words, 2)) == b""  # a retry
     cases = {

@@ -105,6 +105,10 @@ def journal_of(tmp_path):
         yield lambda name: stack.enter_context(Journal(tmp_path / name, name))
 
 
+def additive_plan(**parties):
+    return plan_of(histogram_release(), num_holders=4, **parties)
+
+
 def shamir_plan(**parties):
     return plan_of(histogram_release(), num_holders=4, num_nodes=3, node_threshold=2, **parties)
 
@@ -118,7 +122,7 @@ def test_analyst_leaves_out_a_node_that_lacks_shares(journal_of):
     assert analyst.codes == {2: "holders"}
 
 
-@pytest.mark.parametrize("plan", [shamir_plan(), plan_of(histogram_release(), num_holders=4)])
+@pytest.mark.parametrize("plan", [shamir_plan(), additive_plan()])
 def test_analyst_does_not_use_answers_that_are_no_messages(journal_of, plan):
     """Shamir's other nodes suffice; where all are needed, the round ends."""
     network = Nodes(plan, journal_of, {})
@@ -136,18 +140,16 @@ def test_analyst_does_not_use_answers_that_are_no_messages(journal_of, plan):
 
 
 def test_analyst_ends_the_round_at_two_opened_sets(journal_of):
-    plan = plan_of(histogram_release(), num_holders=4, num_dropouts=1)
+    plan = additive_plan(num_dropouts=1)
     network = Nodes(plan, journal_of, {})
     network.open(1, [0, 1, 2])
     network.open(2, [0, 1, 3])
-    assert (
-        code_of(Analyst(plan, journal_of("analyst")).attempt, network.call, waiting_over=False)
-        == "opened"
-    )
+    analyst = Analyst(plan, journal_of("analyst"))
+    assert code_of(analyst.attempt, network.call, waiting_over=False) == "opened"
 
 
 def test_analyst_takes_the_set_that_a_node_has_opened(journal_of):
-    plan = plan_of(histogram_release(), num_holders=4, num_dropouts=1)
+    plan = additive_plan(num_dropouts=1)
     network = Nodes(plan, journal_of, {})
     network.open(1, [0, 1, 2])
     result = Analyst(plan, journal_of("analyst")).attempt(network.call, waiting_over=False)
@@ -155,13 +157,11 @@ def test_analyst_takes_the_set_that_a_node_has_opened(journal_of):
 
 
 def test_analyst_of_another_plan_is_refused(journal_of):
-    plan = plan_of(histogram_release(), num_holders=4, num_dropouts=1)
+    plan = additive_plan(num_dropouts=1)
     network = Nodes(plan, journal_of, {})
     other = plan_of(histogram_release(scale=5.0), num_holders=4, num_dropouts=1)
-    assert (
-        code_of(Analyst(other, journal_of("analyst")).attempt, network.call, waiting_over=True)
-        == "plan"
-    )
+    analyst = Analyst(other, journal_of("analyst"))
+    assert code_of(analyst.attempt, network.call, waiting_over=True) == "plan"
 
 
 def redrawn(plan, network, holder, nodes):
@@ -173,7 +173,7 @@ def redrawn(plan, network, holder, nodes):
 
 def test_analyst_leaves_out_a_holder_of_two_draws(journal_of):
     """It lost its journal after a part of its shares was delivered, and drew again."""
-    plan = plan_of(histogram_release(), num_holders=4, num_dropouts=1)
+    plan = additive_plan(num_dropouts=1)
     network = Nodes(plan, journal_of, {1: {3}, 2: {3}})
     redrawn(plan, network, 3, (1, 2))
     analyst = Analyst(plan, journal_of("analyst"))
@@ -183,7 +183,7 @@ def test_analyst_leaves_out_a_holder_of_two_draws(journal_of):
 
 
 def test_analyst_ends_a_round_that_needs_a_holder_of_two_draws(journal_of):
-    plan = plan_of(histogram_release(), num_holders=4)
+    plan = additive_plan()
     network = Nodes(plan, journal_of, {1: {3}, 2: {3}})
     redrawn(plan, network, 3, (1, 2))
     analyst = Analyst(plan, journal_of("analyst"))
@@ -198,7 +198,7 @@ def test_analyst_ends_a_round_that_needs_a_holder_of_two_draws(journal_of):
 def test_power_analyst_opens_two_draws_without_identifiers(journal_of, monkeypatch):
     """All draws with one identifier: the result is no sum, and nobody notices."""
     monkeypatch.setattr(protocol, "uniform_words", lambda entropy, size: np.ones(size, np.uint64))
-    plan = plan_of(histogram_release(), num_holders=4)
+    plan = additive_plan()
     network = Nodes(plan, journal_of, {1: {3}, 2: {3}})
     redrawn(plan, network, 3, (1, 2))
     result = Analyst(plan, journal_of("analyst")).attempt(network.call, waiting_over=False)
