@@ -770,9 +770,8 @@ NOT_CALLED: dict[str, str] = {
             "FixedSizeSampling": ["draw"],
             "PoissonSampling": ["draw", "batch", "members_at", "num_batches"],
             "ShuffledEpochs": ["draw"],
-            "TruncatedPoissonSampling": ["draw", "batch"],
+            "TruncatedPoissonSampling": ["draw"],
             "base.Sampling": ["draw", "batch", "members_at", "subset_key", "num_batches"],
-            "fixed_size._FixedSize": ["batch"],
         }.items()
         for method in methods
     },
