@@ -626,7 +626,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "bayes.sgmcmc.RMSProp": lambda: sgmcmc.RMSProp(min_value=0.5, max_value=2.0),
     "bayes.sgmcmc.ChainResult": lambda: sgmcmc.ChainResult(np.zeros(2), chain(), seeded=False),
     "bayes.sgmcmc.PosteriorDraw": lambda: sgmcmc.PosteriorDraw(np.zeros(2), one_sample()),
-    "training.TrainResult": lambda: dpjax.training.TrainResult(np.zeros(2), steps(), seeded=False),
+    "training.run.RunResult": lambda: dpjax.training.TrainResult(np.zeros(2), steps(), False),
     "certificates.Certificate": lambda: steps().certificate(1e-5),
     "federated.ClippedGradientSum": lambda: federated.ClippedGradientSum(steps(), 2),
     "bayes.conjugate.SufficientStatisticsMechanism": statistic_release,
