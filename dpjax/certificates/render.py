@@ -1,12 +1,13 @@
 """One renderer for all certificates: a title, tables and caveats as text, HTML and JSON values."""
 
 import abc
-import html
 import math
 import textwrap
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any, ClassVar, Literal, NamedTuple
+
+from dpjax._html import HTMLTable, render_html
 
 Kind = Literal["guarantee", "bound", "approximation", "unavailable", "realized"]
 # A caption, and rows of a heading and a text.
@@ -113,17 +114,19 @@ class Report(abc.ABC):
         return "\n\n".join("\n".join(block) for block in blocks)
 
     def _repr_html_(self) -> str:
-        blocks = [f"<h4>{html.escape(self.title)}</h4>"]
-        for caption, rows in self.tables:
-            cells = "".join(
-                f"<tr><th>{html.escape(heading)}</th><td>{html.escape(text)}</td></tr>"
-                for heading, text in rows
-            )
-            blocks.append(f"<table><caption>{html.escape(caption)}</caption>{cells}</table>")
-
-        items = "".join(f"<li>{html.escape(caveat)}</li>" for caveat in self.caveats)
-        enclosed = self.enclosed._repr_html_() if self.enclosed else ""
-        return "".join([*blocks, f"<ul>{items}</ul>", enclosed])
+        # The first table is the guarantee; the others open by a click.
+        tables = [
+            HTMLTable(caption, rows, folded=number > 0)
+            for number, (caption, rows) in enumerate(self.tables)
+        ]
+        return render_html(
+            self.title,
+            tables,
+            notes_heading=self.caveats_heading,
+            notes=self.caveats,
+            enclosed_heading=self.enclosed_heading,
+            enclosed_html=self.enclosed._repr_html_() if self.enclosed else "",
+        )
 
 
 def as_json(value: Any) -> Any:
