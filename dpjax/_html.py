@@ -34,7 +34,9 @@ white-space:normal}
 .dpjax-report li{margin:.15em 0}
 @media(max-width:520px){
 .dpjax-report .dpjax-pairs tr,.dpjax-report .dpjax-pairs tr :is(th,td){display:block;width:auto}
-.dpjax-report .dpjax-pairs tr td{border-top:0;padding-top:0}}
+.dpjax-report .dpjax-pairs tr td{border-top:0;padding-top:0}
+.dpjax-report .dpjax-columns{font-size:.85em}
+.dpjax-report .dpjax-columns tr :is(th,td){padding-right:.6em}}
 """
 
 
@@ -78,7 +80,9 @@ def render_html(
 
     if notes:
         items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
-        blocks.append(f'<p class="dpjax-heading">{html.escape(notes_heading)}</p><ul>{items}</ul>')
+        if notes_heading:
+            blocks.append(f'<p class="dpjax-heading">{html.escape(notes_heading)}</p>')
+        blocks.append(f"<ul>{items}</ul>")
     if enclosed_html:
         summary = f"<summary>{html.escape(enclosed_heading)}</summary>"
         blocks.append(f"<details>{summary}{enclosed_html}</details>")

@@ -168,21 +168,12 @@ class Certificate(Report):
 
     @property
     def tables(self) -> list[Table]:
-        # The guarantee, and the run that it is of.
+        # The guarantee, and the bounds on epsilon.
         guarantee, lower = self.guarantee, self.epsilon_lower
         shown = "not available" if lower is None else round_down(lower)
-        run = []
-        if guarantee.num_steps_run is not None:
-            key = "; its key was derived from a seed, see caveats" if guarantee.seeded else ""
-            run = [("run", f"{guarantee.num_steps_run:,} steps{key}")]
         rows = [
             ("accountant", f"{self.accountant} ({ACCOUNTANTS[self.accountant]})"),
-            ("adjacency", f"{guarantee.adjacency}: {_NEIGHBOURS[guarantee.adjacency]}"),
-            ("number of records", format_size(guarantee)),
-            ("unit of privacy", guarantee.unit),
-            ("delta", f"{self.delta:g}"),
-            *run,
-            ("releases", str(guarantee.num_releases)),
+            *guarantee_rows(guarantee, self.delta),
             ("epsilon, upper bound", f"{round_up(self.epsilon)}  (certified)"),
             ("epsilon, lower bound", f"{shown}  ({self.epsilon_lower_note})"),
         ]
@@ -202,13 +193,9 @@ class Certificate(Report):
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        guarantee = self.guarantee
-        caveats = [_EXACT_NOISE_CAVEAT if guarantee.exact_noise else _FLOAT_NOISE_CAVEAT, *CAVEATS]
-        if guarantee.size_constants and not is_size_public(guarantee.adjacency):
-            caveats.append(_SIZE_CAVEAT.format(" and ".join(guarantee.size_constants)))
-        if guarantee.seeded:
-            caveats.append(_SEED_CAVEAT)
-        return tuple(caveats)
+        exact = self.guarantee.exact_noise
+        noise = _EXACT_NOISE_CAVEAT if exact else _FLOAT_NOISE_CAVEAT
+        return (noise, *CAVEATS, *guarantee_caveats(self.guarantee))
 
     def paragraph(self) -> str:
         # What is published.
@@ -344,6 +331,31 @@ def compare_to_bounds(value: float, lower: float | None, certified: float) -> st
     side, end = ("below", lower) if value < lower else ("above", certified)
     share = abs(value - end) / end if 0 < end < math.inf else math.inf
     return f"{side} {between}" + (f" by {share:.2%}" if share < math.inf else "")
+
+
+def guarantee_rows(guarantee: Guarantee, delta: float | None = None) -> list[tuple[str, str]]:
+    """Returns the neighbours, the unit, the run and the releases of a guarantee, as table rows."""
+    rows = [
+        ("adjacency", f"{guarantee.adjacency}: {_NEIGHBOURS[guarantee.adjacency]}"),
+        ("number of records", format_size(guarantee)),
+        ("unit of privacy", guarantee.unit),
+    ]
+    if delta is not None:
+        rows.append(("delta", f"{delta:g}"))
+    if guarantee.num_steps_run is not None:
+        key = "; its key was derived from a seed, see caveats" if guarantee.seeded else ""
+        rows.append(("run", f"{guarantee.num_steps_run:,} steps{key}"))
+    return [*rows, ("releases", str(guarantee.num_releases))]
+
+
+def guarantee_caveats(guarantee: Guarantee) -> tuple[str, ...]:
+    """Returns the caveats that depend on the mechanism or the run: public size, seeded key."""
+    caveats = []
+    if guarantee.size_constants and not is_size_public(guarantee.adjacency):
+        caveats.append(_SIZE_CAVEAT.format(" and ".join(guarantee.size_constants)))
+    if guarantee.seeded:
+        caveats.append(_SEED_CAVEAT)
+    return tuple(caveats)
 
 
 def format_size(guarantee: Guarantee) -> str:

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from dpjax._checks import check, check_count, check_function, check_type
+from dpjax._html import HTMLTable, render_html
+from dpjax._html_tables import leaf_table
 from dpjax.federated.messages import ANALYST, NO_PARAMETERS, Message, agreed_draws, require
 from dpjax.federated.noise import SYSTEM, Entropy, Int64, draw_noise, uniform_words
 from dpjax.federated.plan import FederatedSum, check_plan
@@ -244,6 +246,18 @@ class Result(NamedTuple):
     released: Any
     holders: frozenset[int]
     mechanism: Any
+
+    def _repr_html_(self) -> str:
+        numbers = ", ".join(map(str, sorted(self.holders)))
+        return render_html(
+            f"Federated release of {len(self.holders)} holders",
+            [
+                leaf_table("Released sum", self.released),
+                HTMLTable("", [("holders in the sum", numbers)]),
+            ],
+            enclosed_heading="The mechanism with the noise that is in the sum",
+            enclosed_html=self.mechanism._repr_html_(),
+        )
 
 
 def combine(

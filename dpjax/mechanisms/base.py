@@ -8,6 +8,7 @@ from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from dpjax._checks import check, check_positive, check_type
+from dpjax._html_tables import field_table
 from dpjax._typing import PyTree
 from dpjax.guarantee import Guarantee
 from dpjax.sampling.base import compose
@@ -69,6 +70,12 @@ class Mechanism(abc.ABC):
         from dpjax.certificates.certificate import certify
 
         return certify(self.guarantee, delta)
+
+    def _repr_html_(self) -> str:
+        from dpjax.certificates.display import render_guarantee
+
+        last = [field_table(self)] if dataclasses.is_dataclass(self) else ()
+        return render_guarantee(type(self).__name__, self.guarantee, last=last)
 
 
 @dataclass(frozen=True)

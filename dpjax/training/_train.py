@@ -18,6 +18,8 @@ from dpjax._checks import (
     check_positive,
     check_type,
 )
+from dpjax._html import HTMLTable
+from dpjax._html_tables import leaf_table
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, Params, PRNGKey, PyTree
 from dpjax.gradients.loss_checks import check_params, split_params
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
@@ -70,6 +72,9 @@ class TrainResult(RunResult):
     params: PyTree
     mechanism: SubsampledGaussian
     seeded: bool
+
+    def _released_tables(self) -> list[HTMLTable]:
+        return [leaf_table("Released parameters", self.params)]
 
 
 def train(

@@ -18,6 +18,7 @@ from jax.stages import Wrapped
 from tqdm import tqdm
 
 from dpjax._hashing import hash_arrays, hash_dataclass, hash_text
+from dpjax._html import HTMLTable
 from dpjax._jaxprs import is_slow_in_loops
 from dpjax._typing import ArrayTree, PRNGKey, PyTree, SamplerState
 from dpjax.guarantee import Guarantee
@@ -277,6 +278,16 @@ class RunResult:
         from dpjax.certificates.certificate import certify
 
         return certify(self.guarantee, delta)
+
+    def _released_tables(self) -> list[HTMLTable]:
+        """Tables of what was released, without private values."""
+        return []
+
+    def _repr_html_(self) -> str:
+        from dpjax.certificates.display import render_guarantee
+
+        title = f"{type(self).__name__}: {self.mechanism.num_steps:,} steps"
+        return render_guarantee(title, self.guarantee, first=self._released_tables())
 
 
 class SteppedMechanism(Protocol):

@@ -10,10 +10,23 @@ from scipy import stats
 from scipy.stats.distributions import rv_frozen
 
 from dpjax._checks import as_float64, as_key, check, check_count, check_delta, check_share
+from dpjax._html import render_html
+from dpjax._html_tables import (
+    INTERVAL_LEVEL,
+    SUMMARY_COLUMNS,
+    entry_names,
+    entry_table,
+    field_table,
+    format_value,
+)
 from dpjax._typing import PRNGKey
 from dpjax.mechanisms.base import Interval
 
 Array = npt.NDArray[np.float64]
+
+# In notebooks: ends of central intervals, and the most parameters whose quantiles are shown.
+_ENDS = SUMMARY_COLUMNS[2:]
+_MOST_SHOWN = 30
 
 
 class Posterior:
@@ -87,6 +100,20 @@ class Posterior:
         """
         check_delta(level, "level")
         return Interval(self.quantile((1 - level) / 2), self.quantile((1 + level) / 2))
+
+    def _repr_html_(self) -> str:
+        # Quantiles of the first entries would need those of all: many data sets have no table.
+        mean, tables = self.mean, []
+        if mean.size <= _MOST_SHOWN:
+            columns = {"mean": mean, **dict(zip(_ENDS, self.interval(INTERVAL_LEVEL), strict=True))}
+            names = entry_names("parameter", mean.shape)
+            tables.append(entry_table("Marginal posterior", names, columns, "parameter"))
+        return render_html(
+            type(self).__name__, [*tables, field_table(self)], notes=self._display_notes()
+        )
+
+    def _display_notes(self) -> list[str]:
+        return []
 
 
 @dataclass(frozen=True)
@@ -247,6 +274,10 @@ class Mixture(Posterior):
         where it is below about a hundred.
         """
         return 1 / (self.weights**2).sum(axis=0)
+
+    def _display_notes(self) -> list[str]:
+        least = format_value(self.effective_sample_size.min())
+        return [f"effective sample size of the {len(self.weights):,} weights: {least} at least"]
 
     @property
     def mean(self) -> Array:

@@ -42,6 +42,8 @@ from dpjax._checks import (
     check_type,
     is_traced,
 )
+from dpjax._html import HTMLTable, render_html
+from dpjax._html_tables import draws_table, entry_names, entry_table
 from dpjax._typing import Numeric, PRNGKey
 from dpjax.bayes.regression.mechanisms import NoiseDistribution, PerturbedStatistics
 from dpjax.bayes.regression.posterior import largest_noise_eigenvalue
@@ -473,6 +475,19 @@ class RegressionDraws(NamedTuple):
     sigma2: jax.Array
     ess: jax.Array | None = None
     r_hat: jax.Array | None = None
+
+    def _repr_html_(self) -> str | None:
+        # One posterior; of many, made under vmap, the text is shown.
+        if np.ndim(self.beta) != 2:
+            return None
+        beta = draws_table("", "beta", self.beta)
+        variance = draws_table("", "sigma2", self.sigma2)
+        tables = [HTMLTable("Posterior draws", [*beta.rows, *variance.rows], beta.columns)]
+        if self.ess is not None and self.r_hat is not None:
+            names = [*entry_names("beta", np.shape(self.beta)[1:]), "log sigma2"]
+            columns = {"effective sample size": self.ess, "split R-hat": self.r_hat}
+            tables.append(entry_table("Convergence of the chains", names, columns))
+        return render_html(f"RegressionDraws: {len(self.beta):,} draws", tables)
 
 
 def noise_aware_posterior(

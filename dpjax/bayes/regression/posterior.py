@@ -10,9 +10,22 @@ from jax.scipy.linalg import cho_factor, cho_solve
 from scipy.stats import t as student
 
 from dpjax._checks import as_floats, check, check_delta, check_positive, check_type
+from dpjax._html import HTMLTable, render_html
+from dpjax._html_tables import (
+    INTERVAL_LEVEL,
+    SUMMARY_COLUMNS,
+    entry_names,
+    entry_table,
+    format_value,
+)
 from dpjax._typing import Numeric
 from dpjax.bayes.regression.statistics import RegressionStatistics
 from dpjax.mechanisms.base import Interval
+
+_EXACT_CAVEAT = (
+    "The statistics are treated as exact: of statistics with noise, the intervals leave it out and"
+    " are too narrow (noise_aware_posterior includes it)."
+)
 
 
 class Prediction(NamedTuple):
@@ -95,6 +108,28 @@ class RegressionPosterior(NamedTuple):
         spread = jnp.sum(x * (x @ self._inverse), axis=1)
         scale = jnp.sqrt(self.noise_variance * (1 + spread))
         return Prediction(x @ self.mean, scale, 2 * self.shape)
+
+    def _repr_html_(self) -> str | None:
+        # One posterior; of many, made under vmap, the text is shown.
+        if np.ndim(self.mean) != 1:
+            return None
+
+        # The coefficients' marginals are Student's t, or normal, around the mean.
+        scale = jnp.sqrt(self.noise_variance * jnp.diagonal(self._inverse))
+        interval = Prediction(self.mean, scale, 2 * self.shape).interval(INTERVAL_LEVEL)
+        deviation = jnp.sqrt(jnp.diagonal(self.covariance))
+        columns = dict(zip(SUMMARY_COLUMNS, (self.mean, deviation, *interval), strict=True))
+        names = entry_names("beta", np.shape(self.mean))
+
+        variance = [(name, format_value(getattr(self, name))) for name in ("shape", "rate")]
+        tables = [
+            entry_table("Coefficients", names, columns, "coefficient"),
+            HTMLTable("Variance of the noise: inverse-gamma distribution", variance)
+            if np.isfinite(self.shape)
+            else HTMLTable("Variance of the noise", [("known", format_value(self.rate))]),
+        ]
+        title = type(self).__name__
+        return render_html(title, tables, notes_heading="Caveats", notes=[_EXACT_CAVEAT])
 
     @property
     def _inverse(self) -> jax.Array:

@@ -15,6 +15,8 @@ from jax.sharding import PartitionSpec
 
 from dpjax._checks import as_key, check, check_count, check_function, check_path, check_type
 from dpjax._extras import requires_extra
+from dpjax._html import HTMLTable
+from dpjax._html_tables import draws_table
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey, PyTree
 from dpjax.bayes.sgmcmc.langevin import Langevin, LogPrior
 from dpjax.gradients.loss_checks import check_params
@@ -275,6 +277,16 @@ class ChainResult(RunResult):
             for path, leaf in leaves
         }
         return from_dict({"posterior": named})
+
+    def _released_tables(self) -> list[HTMLTable]:
+        # Means and quantiles over chains and draws, of the first entries of each leaf.
+        tables = []
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self.samples):
+            num_chains, num_kept, *shape = np.shape(leaf)
+            name = jax.tree_util.keystr(path, simple=True, separator=".") or "params"
+            caption = f"{name}: {num_chains} chains of {num_kept:,} kept states"
+            tables.append(draws_table(caption, name, np.reshape(leaf, (-1, *shape))))
+        return tables
 
 
 def sample(

@@ -26,10 +26,12 @@ from dpjax._checks import (
     check_text,
     check_type,
 )
+from dpjax._html_tables import leaf_table
 from dpjax._typing import ArrayTree, LossFn, PRNGKey, PyTree
 from dpjax.adjacency import Adjacency, sensitivity_factor
 from dpjax.bayes.conjugate.families import BetaBinomial
 from dpjax.certificates.certificate import Certificate
+from dpjax.certificates.display import render_guarantee
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.additive import pure_dp_event
 from dpjax.mechanisms.base import Mechanism, format_pure_dp
@@ -205,6 +207,10 @@ class PosteriorDraw:
     def certificate(self, delta: float) -> Certificate:
         """Returns the certificate of the sample at ``delta`` in (0, 1)."""
         return self.mechanism.certificate(delta)
+
+    def _repr_html_(self) -> str:
+        first = [leaf_table("Released sample", self.params)]
+        return render_guarantee(type(self).__name__, self.guarantee, first=first)
 
 
 def clipped_log_likelihood(

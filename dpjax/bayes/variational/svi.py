@@ -16,6 +16,8 @@ from numpyro.infer.svi import SVIState
 from dpjax._checks import as_key, check_count, check_type
 from dpjax._extras import requires_extra
 from dpjax._hashing import hash_arrays
+from dpjax._html import HTMLTable
+from dpjax._html_tables import leaf_table
 from dpjax._typing import PRNGKey, PyTree
 from dpjax.bayes.variational.elbo import ELBOTerms
 from dpjax.bayes.variational.model_args import (
@@ -109,6 +111,9 @@ class DPSVIResult(RunResult):
           num_samples: number of draws.
         """
         return self.svi._draw_latents(rng_key, self.params, num_samples, self.model_args)
+
+    def _released_tables(self) -> list[HTMLTable]:
+        return [leaf_table("Released parameters of the guide, by param site", self.params)]
 
 
 class DPSVI:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var, jaxpr_as_fun
 
 from dpjax._checks import batch_length
+from dpjax._html import HTMLTable, render_html
 from dpjax._jaxprs import Atom, aval, body_of, primitive_names, read_scan
 from dpjax._typing import ArrayTree, LossFn, Params, PRNGKey
 from dpjax.gradients.bookkeeping.program import (
@@ -265,6 +266,8 @@ def _bytes(value: Var) -> int:
 
 # What the user sees of the routes.
 
+_COLUMNS = ("leaf", "shape", "route", "floats", "reason")
+
 
 class LeafRoute(NamedTuple):
     """One parameter leaf's route.
@@ -294,19 +297,32 @@ class Explanation(NamedTuple):
     batch_size: int
     microbatch_size: int | None = None
 
-    def __str__(self) -> str:
-        rows = [("leaf", "shape", "route", "floats", "reason")]
+    @property
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = []
         for leaf, shape, route in self.leaves:
             floats = f"{route.floats * (self.microbatch_size or self.batch_size):,}"
             rows.append((leaf, str(shape), route.name, floats, route.reason))
+        return rows
+
+    @property
+    def _notes(self) -> list[str]:
+        if self.microbatch_size is None:
+            return []
+        return [
+            f"micro-batches of {self.microbatch_size} examples, whose values are all stored"
+            " within the memory that remat leaves: nothing is recomputed"
+        ]
+
+    def __str__(self) -> str:
+        rows = [_COLUMNS, *self._rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        if self.microbatch_size is not None:
-            lines.append(
-                f"micro-batches of {self.microbatch_size} examples, whose values are all stored"
-                " within the memory that remat leaves: nothing is recomputed"
-            )
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._notes])
+
+    def _repr_html_(self) -> str:
+        title = f"Clipping routes for a batch of {self.batch_size:,} examples"
+        return render_html(title, [HTMLTable("", self._rows, _COLUMNS)], notes=self._notes)
 
 
 def explain(
