@@ -8,8 +8,11 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy.typing
+import optax
 from sphinx.domains.python import PyObject
 from sphinx.util import logging
 
@@ -17,8 +20,28 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 sys.path[:0] = [str(DOCS), str(ROOT)]
 
+
+def name_aliases(module: ModuleType, package: str, *names: str) -> None:
+    """Replaces type aliases by classes of their name, which signatures show unexpanded."""
+    for name in names:
+        setattr(module, name, type(name, (), {"__module__": package}))
+
+
+# Before the modules that use the aliases are imported.
+name_aliases(numpy.typing, "numpy.typing", "ArrayLike")
+name_aliases(optax, "optax", "OptState", "ScalarOrSchedule")
+import dpjax._typing  # noqa: E402
+
+name_aliases(dpjax._typing, "chex", "Array", "Numeric")
+name_aliases(
+    dpjax._typing,
+    "dpjax.training",
+    *("ArrayTree", "ClipBound", "LossFn", "MicrobatchSize", "Params", "SamplerState"),
+)
+
 import benchmark_tables  # noqa: E402
 import inventories  # noqa: E402
+import member_order  # noqa: E402
 import reproduction_pages  # noqa: E402
 from public_names import public_names  # noqa: E402
 
@@ -35,6 +58,8 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
 ]
 
 # Google-style docstrings, with the sections that dpjax adds to them.
@@ -56,6 +81,7 @@ myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # `make docs` executes them beforehand
 nb_output_stderr = "remove"
+nb_merge_streams = True  # what a loop prints is one box
 
 intersphinx_mapping = (
     inventories.ONLINE
@@ -63,9 +89,22 @@ intersphinx_mapping = (
     else inventories.write(ROOT / "build" / "docs" / "inventories")
 )
 
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+viewcode_line_numbers = True
+
 html_theme = "sphinx_book_theme"
 html_title = f"dpjax {release}"
-html_theme_options = {"show_toc_level": 1, "home_page_in_toc": True}
+html_theme_options = {
+    "show_toc_level": 1,
+    "home_page_in_toc": True,
+    "logo": {
+        "image_light": "_static/logo.svg",
+        "image_dark": "_static/logo.svg",
+        "text": html_title,
+    },
+}
+html_favicon = "_static/logo.svg"
 html_static_path = ["_static"]
 html_css_files = ["dpjax.css"]
 
@@ -126,6 +165,7 @@ def check_reference(_app: Any, env: Any) -> None:
 
 def setup(app: Any) -> None:
     """Connects the functions above to the build."""
+    member_order.sort_by_use()
     for field in PyObject.doc_field_types:
         if field.name == "variable":
             field.label = "Attributes"

@@ -20,6 +20,7 @@ REFERENCE = "\n".join(path.read_text("utf-8") for path in sorted(DOCS.glob("refe
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 import api_table  # noqa: E402
 import benchmark_tables  # noqa: E402
+import member_order  # noqa: E402
 from public_names import public_names  # noqa: E402
 
 from notebooks.__main__ import find_difference  # noqa: E402
@@ -87,6 +88,25 @@ def test_benchmark_tables_render_saved_results(tmp_path):
         "| plain | 1.23 | 1.00 | 50 |  |",
         "| vmap | – | – | – | takes 9 GiB |",
     ]
+
+
+def test_reference_lists_names_in_the_order_of_use(monkeypatch):
+    training = sys.modules["dpjax.training"]
+    monkeypatch.setattr(member_order, "FIRST", {"dpjax.training": "train Budget"})
+    monkeypatch.setattr(training, "__all__", ["ArraySource", "Budget", "Report", "train"])
+    member_order.sort_by_use()
+    assert training.__all__ == ["train", "Budget", "ArraySource", "Report"]
+    monkeypatch.setattr(member_order, "FIRST", {"dpjax.training": "train trains"})
+    with pytest.raises(ValueError, match="has no trains"):
+        member_order.sort_by_use()
+
+
+def test_names_of_the_order_of_use_are_public():
+    public = set(public_names())
+    names = {
+        f"{module}.{name}" for module, text in member_order.FIRST.items() for name in text.split()
+    }
+    assert names <= public
 
 
 class Draws:
