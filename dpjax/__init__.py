@@ -30,6 +30,7 @@ _EXPORTS = {
         "NoisyMax",
         "RandomizedResponse",
         "SubsampledGaussian",
+        "dpsgd",
         "mechanism_of",
     ],
     "dpjax.sampling": [
@@ -105,6 +106,7 @@ if TYPE_CHECKING:
         NoisyMax,
         RandomizedResponse,
         SubsampledGaussian,
+        dpsgd,
         mechanism_of,
     )
     from dpjax.sampling import (

@@ -114,6 +114,18 @@ def check_count(name: str, value: object, minimum: int = 1) -> None:
     check(count < 2**63, name, value, "below 2^63")
 
 
+def as_count(name: str, value: object, minimum: int = 1) -> int:
+    """Returns a whole number of at least ``minimum`` as an ``int``; accepts floats such as 256.0.
+
+    >>> as_count("batch_size", 256.0)
+    256
+    """
+    whole = isinstance(value, float | np.floating) and float(value).is_integer()
+    count = int(cast(float, value)) if whole else value
+    check_count(name, count, minimum)
+    return operator.index(cast(SupportsIndex, count))
+
+
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     """Raises ValueError unless ``value`` is one of ``choices``."""
     known = isinstance(value, str) and value in choices

@@ -25,6 +25,7 @@ class Guarantee:
       exact_noise: whether noise is sampled exactly, so that the guarantee holds for every bit.
       size_constants: names of published values computed from the number of records n. Under
         add/remove they make n public, and the certificate states so.
+      num_examples: the number of records n, where it is known and public; else ``None``.
       num_steps_run: of a run, the number of steps taken: ``event`` is theirs.
       seeded: of a run, whether its key was derived from a seed, so that its noise can be redrawn.
     """
@@ -36,6 +37,7 @@ class Guarantee:
     description: Mapping[str, str]
     exact_noise: bool = False
     size_constants: tuple[str, ...] = ()
+    num_examples: int | None = None
     num_steps_run: int | None = None
     seeded: bool = False
 

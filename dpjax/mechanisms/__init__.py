@@ -1,8 +1,10 @@
 """Mechanisms: each describes its noise, its release and its privacy event."""
 
 from dpjax.guarantee import Guarantee
+from dpjax.mechanisms._dpsgd import dpsgd
 from dpjax.mechanisms.additive import DiscreteGaussian, DiscreteLaplace, Gaussian, Laplace
 from dpjax.mechanisms.base import Composition, Interval, Mechanism
+from dpjax.mechanisms.epochs import Epochs
 from dpjax.mechanisms.randomized_response import Frequencies, RandomizedResponse
 from dpjax.mechanisms.record_sum import ClippedSum, RecordSum, SumPart
 from dpjax.mechanisms.selection import ExponentialMechanism, NoisyMax
@@ -13,6 +15,7 @@ __all__ = [
     "Composition",
     "DiscreteGaussian",
     "DiscreteLaplace",
+    "Epochs",
     "ExponentialMechanism",
     "Frequencies",
     "Gaussian",
@@ -25,5 +28,6 @@ __all__ = [
     "RecordSum",
     "SubsampledGaussian",
     "SumPart",
+    "dpsgd",
     "mechanism_of",
 ]

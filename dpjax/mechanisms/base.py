@@ -111,6 +111,7 @@ class Composition(Mechanism):
     def guarantee(self) -> Guarantee:
         guarantees = [mechanism.guarantee for mechanism in self.mechanisms]
         constants = [constant for each in guarantees for constant in each.size_constants]
+        sizes = {each.num_examples for each in guarantees} - {None}
         return Guarantee(
             event=compose([each.event for each in guarantees]),
             adjacency=guarantees[0].adjacency,
@@ -123,6 +124,7 @@ class Composition(Mechanism):
             },
             exact_noise=all(each.exact_noise for each in guarantees),
             size_constants=tuple(dict.fromkeys(constants)),
+            num_examples=sizes.pop() if len(sizes) == 1 else None,
         )
 
     def with_privacy_factor(self, factor: float) -> Self:

@@ -11,18 +11,19 @@ import jax.numpy as jnp
 import optax
 
 from dpjax._checks import (
+    as_count,
     check,
-    check_count,
     check_non_negative,
     check_positive,
     check_text,
     check_type,
 )
 from dpjax._typing import ClipBound, Numeric
-from dpjax.adjacency import Adjacency
+from dpjax.adjacency import Adjacency, is_size_public
 from dpjax.gradients.clipping import l2_sensitivity, total_l2_clip
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.base import Mechanism
+from dpjax.mechanisms.epochs import Epochs
 from dpjax.sampling.base import Sampling
 from dpjax.transforms import PrivateTransformation
 from dpjax.transforms.chains import step_on_sum
@@ -48,10 +49,12 @@ class SubsampledGaussian(Mechanism):
       size_scaled: whether the gradient is a sum that stands for the whole data's, scaled by
         ``num_examples / expected_batch_size``, as in DP-SVI and SG-MCMC. The scale is published
         with the parameters and computed from the number of records, as the certificate states.
+      epochs: where rate and steps were computed from batch size and epochs, as by `dpsgd`, these,
+        for the certificate.
 
     Raises:
-      ValueError: for numbers out of range, a tuple of another length than ``num_steps``, or an
-        adjacency that the sampler does not support.
+      ValueError: for numbers out of range, a tuple of another length than ``num_steps``, an
+        adjacency that the sampler does not support, or ``epochs`` of other records or fewer steps.
 
     >>> from dpjax.sampling import PoissonSampling
     >>> mechanism = SubsampledGaussian(
@@ -69,15 +72,17 @@ class SubsampledGaussian(Mechanism):
     adjacency: Adjacency
     unit: str = "one record"
     size_scaled: bool = False
+    epochs: Epochs | None = None
 
     def __post_init__(self) -> None:
         check_type("sampling", self.sampling, Sampling, "a sampler such as PoissonSampling")
-        check_count("num_steps", self.num_steps)
+        object.__setattr__(self, "num_steps", as_count("num_steps", self.num_steps))
         check_text("unit", self.unit)
         self.sampling.check_adjacency(self.adjacency)
         check_positive("l2_clip", total_l2_clip(self.l2_clip))
         for sigma, _ in self._noise_by_runs():
             check_non_negative("noise_multiplier", sigma)
+        self._check_epochs()
 
     @functools.cached_property
     def guarantee(self) -> Guarantee:
@@ -86,7 +91,15 @@ class SubsampledGaussian(Mechanism):
         noise = f"{min(sigmas):.4g}" + (f" to {max(sigmas):.4g}" if len(sigmas) > 1 else "")
         bound = total_l2_clip(self.l2_clip)
         layers = "" if len(jax.tree.leaves(self.l2_clip)) == 1 else ", shared by layers"
-        scale = ("the scale num_examples / expected_batch_size",) if self.size_scaled else ()
+
+        # Constants computed from the number of records, and this number where they publish it.
+        size_constants = self.sampling.size_constants
+        if self.size_scaled:
+            size_constants += ("the scale num_examples / expected_batch_size",)
+        if self.epochs is not None:
+            size_constants += ("the sampling rate", "the number of steps")
+        public = is_size_public(self.adjacency) or bool(size_constants)
+        steps = {} if self.epochs is None else {"steps": self.epochs.describe(self.num_steps)}
 
         return Guarantee(
             event=self.sampling.event(self._noise_by_runs()),
@@ -95,12 +108,14 @@ class SubsampledGaussian(Mechanism):
             num_releases=self.num_steps,
             description={
                 "sampling": self.sampling.describe(self.adjacency),
+                **steps,
                 "clipping": f"each contribution to L2 norm {bound:.4g}{layers}; only sums are"
                 " noised",
                 "noise": f"Gaussian, noise multiplier {noise} (standard deviation over the clip"
                 " bound)",
             },
-            size_constants=(*self.sampling.size_constants, *scale),
+            size_constants=size_constants,
+            num_examples=self.sampling.num_examples if public else None,
         )
 
     @property
@@ -139,7 +154,7 @@ class SubsampledGaussian(Mechanism):
 
     def first_steps(self, num_steps: int) -> "SubsampledGaussian":
         """Returns the mechanism of the first ``num_steps`` steps, at most those planned."""
-        check_count("num_steps", num_steps)
+        num_steps = as_count("num_steps", num_steps)
         check(num_steps <= self.num_steps, "num_steps", num_steps, f"at most {self.num_steps}")
         noise = self.noise_multiplier
         noise = noise[:num_steps] if isinstance(noise, tuple) else noise
@@ -151,6 +166,19 @@ class SubsampledGaussian(Mechanism):
         noise = self.noise_multiplier
         scaled = tuple(factor * s for s in noise) if isinstance(noise, tuple) else factor * noise
         return dataclasses.replace(self, noise_multiplier=scaled)
+
+    def _check_epochs(self) -> None:
+        """Raises ValueError for epochs that are not those of sampler and steps."""
+        epochs, sampling = self.epochs, self.sampling
+        check_type("epochs", epochs, Epochs | None, "Epochs, or None")
+        if epochs is not None:
+            size = epochs.num_examples, float(epochs.batch_size)
+            sampled = sampling.num_examples, sampling.expected_batch_size
+            check(
+                size == sampled, "epochs", epochs, f"of the sampler's records and batch, {sampled}"
+            )
+            enough = self.num_steps <= epochs.num_steps
+            check(enough, "epochs", epochs, f"of at least num_steps = {self.num_steps}")
 
     def _noise_by_runs(self) -> list[tuple[float, int]]:
         """Noise multipliers, each with its number of consecutive steps."""
@@ -285,7 +313,7 @@ def _num_releases(num_steps: int | None, done: int | None) -> int:
                 "num_steps must be given for an optimizer whose state counts no release yet"
             )
         return done
-    check_count("num_steps", num_steps)
+    num_steps = as_count("num_steps", num_steps)
     if done is not None:
         check(num_steps >= done, "num_steps", num_steps, f"at least the {done} releases made")
     return num_steps

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax._checks import as_key, check, check_count, check_non_negative
+from dpjax._checks import as_count, as_key, check, check_non_negative
 from dpjax._random import random_subset
 from dpjax._typing import PRNGKey
 from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
@@ -31,9 +31,9 @@ class _FixedSize(Sampling):
     has_public_batch_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_count("num_examples", self.num_examples)
+        for name in ("num_examples", "batch_size"):
+            object.__setattr__(self, name, as_count(name, getattr(self, name)))
         check(self.num_examples < 2**31, "num_examples", self.num_examples, "below 2^31")
-        check_count("batch_size", self.batch_size)
         check(
             self.batch_size <= self.num_examples,
             "batch_size",

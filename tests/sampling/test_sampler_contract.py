@@ -243,11 +243,16 @@ REFUSED = [
         (PoissonSampling, POISSON, {"sampling_rate": rate}, f"sampling_rate {NO_RATE}")
         for rate in (0.0, -0.1, 1.0001, math.nan, "0.1")
     ),
+    *(
+        (sampler, fields, {"sampling_rate": 10}, "sampling_rate=10 / 20, or use dpjax.dpsgd")
+        for sampler, fields in ((PoissonSampling, POISSON), (TruncatedPoissonSampling, TRUNCATED))
+    ),
+    (PoissonSampling, POISSON, {"sampling_rate": 21}, f"sampling_rate {NO_RATE}, got 21$"),
     (PoissonSampling, POISSON, {"num_examples": 0}, f"num_examples {NO_COUNT}"),
     (PoissonSampling, POISSON, {"num_examples": 2.5}, f"num_examples {NO_COUNT}"),
     (PoissonSampling, POISSON, {"physical_batch_size": -1}, f"physical_batch_size {NO_COUNT}"),
     (TruncatedPoissonSampling, TRUNCATED, {"truncated_batch_size": 21}, "at most num_examples"),
-    (TruncatedPoissonSampling, TRUNCATED, {"truncated_batch_size": 0}, NO_COUNT),
+    (TruncatedPoissonSampling, TRUNCATED, {"truncated_batch_size": -1}, NO_COUNT),
     (TruncatedPoissonSampling, TRUNCATED, {"sampling_rate": 0.0}, f"sampling_rate {NO_RATE}"),
     (TruncatedPoissonSampling, TRUNCATED, {"num_examples": 0}, "num_examples"),
     *(
@@ -262,6 +267,22 @@ REFUSED = [
 def test_sampler_refuses_numbers_out_of_range(sampler, fields, change, message):
     with pytest.raises(ValueError, match=message):
         sampler(**{**fields, **change})
+
+
+@pytest.mark.parametrize(
+    ("sampler", "fields"),
+    [
+        (PoissonSampling, {**POISSON, "physical_batch_size": 8}),
+        (TruncatedPoissonSampling, TRUNCATED),
+        (FixedSizeSampling, FIXED),
+        (ShuffledEpochs, FIXED),
+    ],
+)
+def test_sampler_takes_whole_floats_as_counts(sampler, fields):
+    counts = {name: value for name, value in fields.items() if name != "sampling_rate"}
+    sampling = sampler(**{**fields, **{name: float(value) for name, value in counts.items()}})
+    assert sampling == sampler(**fields)
+    assert all(type(getattr(sampling, name)) is int for name in counts)
 
 
 @pytest.mark.parametrize("sampler", [FixedSizeSampling, ShuffledEpochs])

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from dp_accounting import TruncatedSubsampledGaussianDpEvent
 from helpers.drawn_batches import (
     FALSE_ALARM,
@@ -16,6 +17,7 @@ from helpers.drawn_batches import (
 )
 from scipy import stats
 
+import dpjax
 from dpjax.sampling import Batch, PoissonSampling, TruncatedPoissonSampling
 
 N, RATE, LIMIT, DRAWS = 20, 0.5, 9, 20_000
@@ -111,3 +113,42 @@ def test_truncated_event():
     assert event == TruncatedSubsampledGaussianDpEvent(N, RATE, LIMIT, 1.5)
     assert TRUNCATED.expected_batch_size == event.sampling_probability * event.dataset_size
     assert TRUNCATED.physical_batch_size == event.truncated_batch_size
+
+
+@pytest.mark.parametrize(
+    ("size", "rate"),
+    [(1, 0.5), (20, 0.5), (20, 1.0), (1000, 0.05), (60_000, 1 / 120), (10**6, 1e-3), (10**9, 1e-9)],
+)
+def test_default_size_is_the_least_that_draws_rarely_reach(size, rate):
+    """Up to the multiple of 8, by scipy's binomial tail."""
+    largest = TruncatedPoissonSampling(size, rate).truncated_batch_size
+    assert largest == size or largest % 8 == 0
+    assert largest == size or stats.binom.sf(largest - 1, size, rate) <= 1e-14
+    assert stats.binom.sf(largest - 9, size, rate) > 1e-14
+
+
+@pytest.mark.parametrize(
+    ("size", "mean", "num_steps", "delta", "adjacency"),
+    [
+        (60_000, 500, 480, 1e-6, "zero_out"),
+        (1000, 50, 5000, 1e-9, "replace_one"),
+        (1000, 50, 200, 1e-4, "add_remove"),
+    ],
+)
+def test_default_size_costs_no_noise(size, mean, num_steps, delta, adjacency):
+    def epsilon(sampling, noise_multiplier):
+        mechanism = dpjax.SubsampledGaussian(
+            sampling,
+            l2_clip=1.0,
+            noise_multiplier=noise_multiplier,
+            num_steps=num_steps,
+            adjacency=adjacency,
+        )
+        return mechanism.certificate(delta).epsilon
+
+    # A thousandth more noise than without truncation is enough; with less room it is not.
+    poisson = epsilon(PoissonSampling(size, mean / size), 2.0)
+    assert epsilon(TruncatedPoissonSampling(size, mean / size), 2.002) < poisson
+    small = int(mean + 3 * mean**0.5)
+    cut = TruncatedPoissonSampling(size, mean / size, truncated_batch_size=small)
+    assert epsilon(cut, 2.002) > poisson

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import optax
 
 from dpjax._checks import (
+    as_count,
     as_finite,
     as_key,
     check,
@@ -248,7 +249,7 @@ class Langevin(Mechanism):
     def __post_init__(self) -> None:
         check_type("sampling", self.sampling, Sampling, "a sampler such as PoissonSampling")
         check_text("unit", self.unit)
-        check_count("num_steps", self.num_steps)
+        object.__setattr__(self, "num_steps", as_count("num_steps", self.num_steps))
         check_positive("temperature", self.temperature)
         check_non_negative("min_noise_multiplier", self.min_noise_multiplier)
         check_count("num_chains", self.num_chains)
@@ -351,6 +352,7 @@ class Langevin(Mechanism):
                 "chains": f"{chains}; every state is released, burn-in included",
             },
             size_constants=(*self.sampling.size_constants, scale),
+            num_examples=self.sampling.num_examples,
         )
 
     def with_privacy_factor(self, factor: float) -> Self:

@@ -13,7 +13,7 @@ import optax
 from numpyro.infer import ELBO, SVI, Predictive, Trace_ELBO
 from numpyro.infer.svi import SVIState
 
-from dpjax._checks import as_key, check_count, check_type
+from dpjax._checks import as_count, as_key, check_count, check_type
 from dpjax._extras import requires_extra
 from dpjax._hashing import hash_arrays
 from dpjax._html import HTMLTable
@@ -427,7 +427,7 @@ class DPSVI:
         key, model_args = as_key(rng_key), self._split(args, kwargs)
         check_first_argument(self.model, model_args, args)
         if num_steps is not None:
-            check_count("num_steps", num_steps)
+            num_steps = as_count("num_steps", num_steps)
         if checkpoint_dir is not None and init_state is not None:
             raise ValueError("init_state must be None with checkpoint_dir, which holds the state")
 

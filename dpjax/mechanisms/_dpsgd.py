@@ -1,0 +1,96 @@
+"""DP-SGD from batch size, epochs and a privacy target."""
+
+from dpjax._checks import check, check_delta, check_positive, check_type
+from dpjax._typing import ClipBound
+from dpjax.adjacency import Adjacency
+from dpjax.mechanisms.epochs import Epochs
+from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
+from dpjax.sampling.poisson import PoissonSampling, TruncatedPoissonSampling
+
+
+def dpsgd(
+    *,
+    num_examples: int,
+    batch_size: int,
+    epochs: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    noise_multiplier: float | tuple[float, ...] | None = None,
+    l2_clip: ClipBound = 1.0,
+    adjacency: Adjacency,
+    unit: str = "one record",
+    truncated: bool = False,
+) -> SubsampledGaussian:
+    """Returns the mechanism of DP-SGD for a batch size, a number of epochs and a privacy target.
+
+    Batches are Poisson samples: each step draws every record with probability
+    ``batch_size / num_examples``. The steps are ``epochs * num_examples / batch_size``, rounded up;
+    the certificate states batch size, epochs and this rounding (see `Epochs`). Either the noise is
+    the least for ``epsilon`` at ``delta`` (see `calibrate`), or it is ``noise_multiplier``.
+
+    Args:
+      num_examples: number of records n.
+      batch_size: expected number of records in a batch, whole, 1 to ``num_examples``; the divisor
+        of noisy sums. Whole floats such as ``256.0`` are accepted.
+      epochs: above zero; need not be whole.
+      epsilon: the target epsilon, finite and above zero; with ``delta``.
+      delta: in (0, 1), of ``epsilon``; customarily well below ``1 / num_examples``.
+      noise_multiplier: instead of ``epsilon``: noise standard deviation over the clip bound, a
+        number or one for each step.
+      l2_clip: bound on one example's gradient in L2: a number, or per-layer bounds.
+      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``; there is no default.
+      unit: the unit of privacy, for example ``"one record"``.
+      truncated: whether the sampler is `TruncatedPoissonSampling`, each draw of which fits into one
+        batch, for own loops, instead of `PoissonSampling`. Its largest batch is by default so large
+        that the noise is the same.
+
+    Privacy:
+      Sampling rate, divisor and number of steps are computed from ``num_examples``, which is so
+      public. Under ``"add_remove"`` the certificate states this, and that its guarantee is that of
+      ``"zero_out"``, with the same epsilon. To keep the number of records private, build a
+      `SubsampledGaussian` from constants that were chosen without it.
+
+    Raises:
+      ValueError: a number out of range or not whole, not exactly one of ``epsilon`` and
+        ``noise_multiplier``, or ``delta`` without ``epsilon``.
+
+    Source: Abadi et al. (2016), Algorithm 1.
+
+    >>> mechanism = dpsgd(
+    ...     num_examples=60_000, batch_size=256, epochs=1.5, epsilon=1.0, delta=1e-6,
+    ...     adjacency="zero_out", unit="one image")
+    >>> mechanism.num_steps, round(mechanism.noise_multiplier, 1)
+    (352, 0.8)
+    """
+    # Exactly one way to set the noise.
+    plan = Epochs(num_examples=num_examples, batch_size=batch_size, epochs=epochs)
+    given = [
+        name
+        for name, value in (("epsilon", epsilon), ("noise_multiplier", noise_multiplier))
+        if value is not None
+    ]
+    check(len(given) == 1, "the noise", given, "given by exactly one of epsilon, noise_multiplier")
+    if epsilon is not None:
+        check_positive("epsilon", epsilon)
+        check_delta(delta)
+    else:
+        check(delta is None, "delta", delta, "left out where noise_multiplier is given")
+
+    # The mechanism, at a noise that calibration scales.
+    check_type("truncated", truncated, bool, "True or False")
+    sampler = TruncatedPoissonSampling if truncated else PoissonSampling
+    mechanism = SubsampledGaussian(
+        sampler(plan.num_examples, plan.sampling_rate, expected_batch_size=float(plan.batch_size)),
+        l2_clip=l2_clip,
+        noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier,
+        num_steps=plan.num_steps,
+        adjacency=adjacency,
+        unit=unit,
+        epochs=plan,
+    )
+    if epsilon is None:
+        return mechanism
+
+    from dpjax.accounting.calibration import calibrate  # which imports dp-accounting and scipy
+
+    return calibrate(mechanism, epsilon=epsilon, delta=delta)
