@@ -107,8 +107,8 @@ def _only_target(
     }
     names = [name for name, value in targets.items() if value is not None]
     check(len(names) == 1, "the target", names, f"exactly one of {str(list(targets))[1:-1]}")
-    with_epsilon = (delta is None) == (epsilon is None)
-    check(with_epsilon, "delta", delta, "given with epsilon only")
+    check(epsilon is None or delta is not None, "delta", delta, "given with epsilon, such as 1e-6")
+    check(epsilon is not None or delta is None, "delta", delta, "left out without epsilon")
     with_rate, allowed = (
         (false_positive_rate is None) == (true_positive_rate is None),
         "given with true_positive_rate, and with it only",

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,10 @@ _SIZE_CAVEAT = (
     " same epsilon, for adjacency 'zero_out' (one record is replaced by one that contributes"
     " nothing). To keep the number of records private, choose every constant without it"
     " (PoissonSampling takes expected_batch_size)."
+)
+_DELTA_CAVEAT = (
+    "delta = {:g} is not below one over the number of records, {:,}: publishing a random one of the"
+    " records as it is would have (0, 1/{:,})-differential privacy. Choose a delta well below that."
 )
 _SEED_CAVEAT = (
     "This run protects nobody: its key was derived from a seed, so its noise can be reproduced. The"
@@ -195,7 +200,10 @@ class Certificate(Report):
     def caveats(self) -> tuple[str, ...]:
         exact = self.guarantee.exact_noise
         noise = _EXACT_NOISE_CAVEAT if exact else _FLOAT_NOISE_CAVEAT
-        return (noise, *CAVEATS, *guarantee_caveats(self.guarantee))
+        size = self.guarantee.num_examples
+        is_large = size is not None and self.delta * size >= 1
+        large_delta = (_DELTA_CAVEAT.format(self.delta, size, size),) if is_large else ()
+        return (noise, *CAVEATS, *large_delta, *guarantee_caveats(self.guarantee))
 
     def paragraph(self) -> str:
         # What is published.
@@ -352,7 +360,7 @@ def guarantee_caveats(guarantee: Guarantee) -> tuple[str, ...]:
     """Returns the caveats that depend on the mechanism or the run: public size, seeded key."""
     caveats = []
     if guarantee.size_constants and not is_size_public(guarantee.adjacency):
-        caveats.append(_SIZE_CAVEAT.format(" and ".join(guarantee.size_constants)))
+        caveats.append(_SIZE_CAVEAT.format(_join(guarantee.size_constants)))
     if guarantee.seeded:
         caveats.append(_SEED_CAVEAT)
     return tuple(caveats)
@@ -363,8 +371,14 @@ def format_size(guarantee: Guarantee) -> str:
     if is_size_public(guarantee.adjacency):
         return "public"
     if guarantee.size_constants:
-        return f"public: used to compute {' and '.join(guarantee.size_constants)}, see caveats"
+        return f"public: used to compute {_join(guarantee.size_constants)}, see caveats"
     return "private; the constants of the mechanism must have been chosen without it"
+
+
+def _join(names: Sequence[str]) -> str:
+    """Returns names in a sentence: ``"a"``, ``"a and b"``, ``"a, b and c"``."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _format_risk(risk: Risk) -> str:

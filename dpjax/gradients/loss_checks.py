@@ -48,6 +48,8 @@ _ENTRYWISE = frozenset(
 # Callbacks act on one example at a time by these methods; None is an error under ``vmap``.
 _SEQUENTIAL = (None, "sequential", "sequential_unrolled")
 _NUM_SYNTHETIC = 16
+# Shapes of an example that an error shows.
+_MAX_SHAPES = 8
 # Float entries inside (0, 1), close together, heavy-tailed, and whole numbers: most functions of
 # an example are finite on one of these at least. Integers: from the first number up to the second.
 _FLOATS: tuple[Callable[..., jax.Array], ...] = (
@@ -159,9 +161,10 @@ def check_loss(loss_fn: LossFn, params: ArrayTree, batch: ArrayTree) -> None:
     """
     # The jaxpr of the loss of one example; batch normalisation of flax is refused by its name.
     linen = _imported("flax.linen")
+    example = jax.tree.map(one_example, batch)
     try:
         with linen.intercept_methods(_refuse_batch_norm) if linen else nullcontext():
-            jaxpr = jax.make_jaxpr(loss_fn)(params, jax.tree.map(one_example, batch))
+            jaxpr = jax.make_jaxpr(loss_fn)(params, example)
     except NameError as error:
         if "axis name" not in str(error):
             raise
@@ -171,6 +174,8 @@ def check_loss(loss_fn: LossFn, params: ArrayTree, batch: ArrayTree) -> None:
     except Exception as error:
         # flax.errors.TraceContextError, by name: flax may not be imported.
         if type(error).__name__ != "TraceContextError" or "BatchStat" not in str(error):
+            if not str(error).startswith("loss_fn "):  # an error of the loss, not of dpjax
+                error.add_note(_describe_example(example))
             raise
         raise ValueError(_BATCH_NORM.format(where="an nnx.BatchStat is updated")) from error
 
@@ -185,6 +190,21 @@ def check_loss(loss_fn: LossFn, params: ArrayTree, batch: ArrayTree) -> None:
     num_inputs = len(jax.tree.leaves(batch))
     _check_no_normalisation(jaxpr.jaxpr, jaxpr.jaxpr.invars[-num_inputs:])
     _check_batching_rules(loss_fn, params, batch, jaxpr)
+
+
+def _describe_example(example: PyTree) -> str:
+    """Returns the note for errors of a loss on one example: its shapes, and the usual cure."""
+    leaves = jax.tree_util.tree_leaves_with_path(example)
+    shapes = [
+        f"example{jax.tree_util.keystr(path)}: {leaf.dtype}{list(leaf.shape)}"
+        for path, leaf in leaves[:_MAX_SHAPES]
+    ]
+    more = [f"and {len(leaves) - _MAX_SHAPES} more"] if len(leaves) > _MAX_SHAPES else []
+    return (
+        "loss_fn was called on ONE example, without the batch axis:"
+        f" {', '.join([*shapes, *more])}. A module that expects a batch takes x[None], a batch of"
+        " one, as in model(x[None])[0]."
+    )
 
 
 def _imported(name: str) -> ModuleType | None:

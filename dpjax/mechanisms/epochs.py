@@ -41,6 +41,8 @@ class Epochs:
         allowed = f"at most num_examples = {self.num_examples}"
         check(self.batch_size <= self.num_examples, "batch_size", self.batch_size, allowed)
         check_positive("epochs", self.epochs)
+        allowed = "below 2^63 * batch_size / num_examples, so that the steps can be counted"
+        check(self._quotient < 2**63, "epochs", self.epochs, allowed)
 
     @property
     def sampling_rate(self) -> float:
@@ -58,12 +60,16 @@ class Epochs:
         Args:
           num_steps: how many of the steps are made; by default all.
 
+        Raises:
+          ValueError: not a whole number from 1 to that of all steps.
+
         >>> Epochs(num_examples=60_000, batch_size=256, epochs=1.5).describe()
         '352: 1.5 epochs of 60,000 records, 256 of them expected in a batch (1.5 * 60,000 / 256 =
         351.5625 steps, rounded up)'
         """
-        partly = num_steps is not None and num_steps != self.num_steps
-        steps = f"{num_steps:,} of {self.num_steps:,}" if partly else f"{self.num_steps:,}"
+        made = self.num_steps if num_steps is None else as_count("num_steps", num_steps)
+        check(made <= self.num_steps, "num_steps", made, f"at most {self.num_steps}")
+        steps = f"{made:,}" if made == self.num_steps else f"{made:,} of {self.num_steps:,}"
         return (
             f"{steps}: {self.epochs:g} epochs of {self.num_examples:,} records,"
             f" {self.batch_size:,} of them expected in a batch ({self.epochs:g} *"

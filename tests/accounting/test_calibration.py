@@ -106,7 +106,7 @@ def test_max_num_steps_of_attack_risk():
         ({}, "the target must be exactly one of 'epsilon', 'advantage', 'true_positive_rate'"),
         ({"advantage": 0.1, "epsilon": 1.0, "delta": 1e-5}, r"got \['epsilon', 'advantage'\]"),
         ({"epsilon": 1.0}, "delta must be given with epsilon"),
-        ({"advantage": 0.1, "delta": 1e-5}, "delta must be given with epsilon only, got 1e-05"),
+        ({"advantage": 0.1, "delta": 1e-5}, "delta must be left out without epsilon, got 1e-05"),
         ({"true_positive_rate": 0.1}, "false_positive_rate must be given with true_positive_rate"),
         ({"advantage": 0.1, "false_positive_rate": 0.1}, "and with it only, got 0.1"),
         ({"advantage": 1.0}, r"advantage must be in \(0, 1\), got 1.0"),

@@ -11,6 +11,7 @@ import pytest
 from helpers.accounting_cases import FakeMechanism, Noiseless, Selection
 from matplotlib.collections import FillBetweenPolyCollection
 
+import dpjax
 from dpjax.accounting import UnsupportedEventError, epsilon, gdp, risk, tradeoff
 from dpjax.accounting.tradeoff import ApproximateDP
 from dpjax.certificates import certify
@@ -147,6 +148,38 @@ def test_certificate_of_a_seeded_run(certificate):
     assert "run 100 steps; its key was derived from a seed" in stated
     assert "run 100 steps" not in " ".join(str(certificate).split())
     assert (changed.to_dict()["num_steps_run"], changed.to_dict()["seeded"]) == (100, True)
+
+
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one", "add_remove"])
+def test_certificate_says_where_delta_is_not_below_one_over_n(adjacency):
+    mechanism = dpjax.SubsampledGaussian(
+        dpjax.PoissonSampling(100, 0.1),
+        l2_clip=1.0,
+        noise_multiplier=1.0,
+        num_steps=10,
+        adjacency=adjacency,
+    )
+    for delta, is_said in ((0.5, True), (0.01, True), (0.0099, False)):
+        said = [c for c in mechanism.certificate(delta).caveats if "not below one over" in c]
+        assert len(said) == is_said
+    assert "delta = 0.5 is not below one over the number of records, 100" in str(
+        mechanism.certificate(0.5)
+    )
+
+
+def test_certificate_keeps_a_private_n_out_of_the_caveat_on_delta():
+    sampling = dpjax.PoissonSampling(103, 0.1, expected_batch_size=10.0)
+    mechanism = dpjax.SubsampledGaussian(
+        sampling, l2_clip=1.0, noise_multiplier=1.0, num_steps=10, adjacency="add_remove"
+    )
+    assert mechanism.guarantee.num_examples is None
+    assert "103" not in str(mechanism.certificate(0.5))
+    known = dataclasses.replace(mechanism, adjacency="zero_out")
+    assert known.guarantee.num_examples == 103
+
+    # Of a composition where all that is known of n agrees.
+    both = dpjax.mechanisms.Composition((known, known))
+    assert both.guarantee.num_examples == 103
 
 
 def test_str_names_everything(certificate):

@@ -24,6 +24,12 @@ W = jnp.ones((5, 4))
 BATCH_AXIS = r"^loss_fn must see one example .* normalises over the batch axis .* GroupNorm or Lay"
 
 
+def notes_of(error):
+    """Returns the notes that dpjax added to an error; JAX adds one of its own."""
+    notes = getattr(error, "__notes__", [])
+    return "".join(note for note in notes if "JAX has removed its" not in note)
+
+
 class TestWhatIsNoLoss:
     @pytest.mark.parametrize(
         ("loss", "got"),
@@ -54,6 +60,35 @@ class TestWhatIsNoLoss:
     def test_check_params_empty(self, params):
         with pytest.raises(ValueError, match=r"^params must be a tree with at least one float arr"):
             check_params(params)
+
+    def test_error_of_a_loss_of_batches_shows_the_shapes_of_one_example(self):
+        """A module with a batch axis flattens the first axis of an image, as in flax's tutorial."""
+
+        def loss(w, example):
+            x, y = example
+            return jnp.mean((x.reshape(x.shape[0], -1) @ w - y) ** 2)
+
+        batch = (IMAGES, jnp.ones(len(IMAGES)))
+        with pytest.raises(TypeError, match="dot_general") as caught:
+            clipped_grad(loss, 1.0)(jnp.ones(108), batch)
+        note = notes_of(caught.value)
+        assert note == (
+            "loss_fn was called on ONE example, without the batch axis: example[0]: float32[6, 6,"
+            " 3], example[1]: float32[]. A module that expects a batch takes x[None], a batch of"
+            " one, as in model(x[None])[0]."
+        )
+        clipped_grad(lambda w, e: loss(w, (e[0][None], e[1][None])), 1.0)(jnp.ones(108), batch)
+
+    def test_note_of_many_arrays_is_short(self):
+        with pytest.raises(KeyError) as caught:
+            clipped_grad(lambda w, x: x["label"], 1.0)(W, {str(i): X for i in range(20)})
+        assert "example['0']: float32[5]" in notes_of(caught.value)
+        assert "and 12 more. A module" in notes_of(caught.value)
+
+    def test_refusals_of_dpjax_have_no_note(self):
+        with pytest.raises(ValueError, match=r"^loss_fn must return") as caught:
+            clipped_grad(lambda w, x: x, 1.0)(W, X)
+        assert notes_of(caught.value) == ""
 
     def test_errors_of_the_loss_itself(self):
         def loss(w, x):

@@ -224,6 +224,7 @@ VALUES: dict[str, Any] = {
     "num_examples": 8,
     "num_steps": 3,
     "batch_size": 2,
+    "epochs": 2.0,
     "sampling_rate": 0.5,
     "sampling": poisson,
     "mechanism": steps,
@@ -553,6 +554,7 @@ VALUES: dict[str, Any] = {
 INSTANCES: dict[str, Callable[[], Any]] = {
     "mechanisms.Composition": lambda: dpjax.Composition((gaussian(), gaussian())),
     "mechanisms.base.Mechanism": gaussian,
+    "mechanisms.Epochs": lambda: dpjax.mechanisms.Epochs(num_examples=8, batch_size=2, epochs=2.0),
     "mechanisms.DiscreteGaussian": lambda: dpjax.DiscreteGaussian(bound_of("l2"), scale=4.0),
     "mechanisms.DiscreteLaplace": lambda: dpjax.DiscreteLaplace(bound_of("l1"), scale=4.0),
     "mechanisms.ExponentialMechanism": lambda: dpjax.ExponentialMechanism(bound_of("linf", 3), 4.0),
@@ -658,6 +660,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
 OPTIONAL: dict[str, dict[str, Any]] = {
     "accounting.calibrate": {"epsilon": 1.0, "delta": 1e-5},
     "accounting.max_num_steps": {"epsilon": 1.0, "delta": 1e-5},
+    "mechanisms.dpsgd": {"noise_multiplier": 1.0},
     "mechanisms.mechanism_of": {"num_steps": 3},
     "pate.ConfidentGNMax.release": {"student_probabilities": np.full((3, 3), 1 / 3)},
     "bayes.conjugate.naive_posterior": {"num_examples": 8},
