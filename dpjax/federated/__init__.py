@@ -3,7 +3,7 @@
 A `FederatedSum` is the plan of a release: a mechanism that sums over records, the parties, and the
 noise that each holder adds. Holders send secret shares of their noisy sums to nodes, which open the
 total alone. The protocol's functions take and return bytes; `run_round` runs them in one process,
-and ``python -m dpjax.federated.processes`` in a process for each party, connected by mutual TLS.
+and ``python -m dpjax.federated`` in a process for each party, connected by mutual TLS.
 
 Source: Heikkilä et al. (2017), "Differentially private Bayesian learning on distributed data".
 """

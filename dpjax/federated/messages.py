@@ -58,7 +58,8 @@ ErrorCode = Literal[
 # A share of a holder's noisy statistic, from it to a node; the sum of them, from it to the analyst.
 # The analyst's question whose draws a node has shares of, the answer, and the set to be opened.
 # The parameters of a round, from the analyst to a node, and a holder's question for them.
-Kind = Literal["share", "opening", "query", "received", "agreed", "parameters", "next"]
+# The name of a plan, from a holder or the analyst to a node, is text without a header.
+Kind = Literal["share", "opening", "query", "received", "agreed", "parameters", "next", "plan"]
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 _WITH_WORDS: tuple[Kind, ...] = ("share", "opening", "parameters")
 _WITH_DRAWS: tuple[Kind, ...] = ("opening", "received", "agreed")

@@ -157,7 +157,7 @@ def split_records(records: Records, num_holders: int) -> list[dict[str, np.ndarr
 
 def run_parties(folder: Path, parties: Parties) -> bool:
     """Runs all parties, prints what they print, and returns whether the analyst has a result."""
-    outcomes = finish(start_all(folder, parties), timeout=330)
+    outcomes = finish(start_all(folder, parties, progress=True), timeout=330)
     for party, (status, output) in outcomes.items():
         lines = output.strip() if party == "analyst" else ", ".join(output.splitlines())
         print(f"{party}: {lines} (exit status {status})")

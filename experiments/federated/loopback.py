@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dpjax.federated import Parties
-from dpjax.federated.processes.trial_keys import AUTHORITY, make_trial_keys
+from dpjax.federated.processes.party_files import write_party_files
+from dpjax.federated.processes.trial_keys import make_trial_keys
 
 _ROOT = Path(__file__).parents[2]
 
@@ -57,36 +58,42 @@ def write_study(
     (folder / "study.toml").write_text("\n".join(study))
     for holder, arrays in enumerate(records):
         np.savez(folder / f"records-{holder}.npz", **dict(arrays))  # type: ignore[arg-type]
-        own = [f'data = "records-{holder}.npz"', f"arrays = {list(arrays)}"]
-        _write_settings(folder, f"holder-{holder}", [f"index = {holder}", *own])
-    for node in range(parties.num_nodes):
-        _write_settings(folder, f"node-{node}", [f"index = {node}"])
-    _write_settings(folder, "analyst", ['result = "released.npz"', f"delta = {delta}"])
+    write_party_files(folder / "study.toml", arrays=list(records[0]), delta=delta)
 
 
-def start(folder: Path, party: str) -> subprocess.Popen[str]:
-    """Starts the process of ``"holder-<i>"``, ``"node-<i>"`` or ``"analyst"``."""
-    role = party.partition("-")[0]
-    config = str(folder / f"{party}.toml")
+def start(
+    folder: Path, party: str, *, command: str | None = None, progress: bool = False
+) -> subprocess.Popen[str]:
+    """Starts a process of ``"holder-<i>"``, ``"node-<i>"`` or ``"analyst"``.
+
+    Args:
+      folder: of the study.
+      party: whose file is the configuration.
+      command: by default that of the party's role.
+      progress: whether lines on the progress are printed on this process's stderr.
+    """
+    options = [command or party.partition("-")[0], "--config", str(folder / f"{party}.toml")]
     return subprocess.Popen(
-        [sys.executable, "-m", "dpjax.federated.processes", role, "--config", config],
+        [sys.executable, "-m", "dpjax.federated", *options, *([] if progress else ["--quiet"])],
         cwd=_ROOT,
         # The programs are small: without LLVM's optimisations they start in half the time.
         env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=None if progress else subprocess.STDOUT,
         text=True,
     )
 
 
-def start_all(folder: Path, parties: Parties) -> dict[str, subprocess.Popen[str]]:
-    """Starts every party, and returns the processes by name."""
+def start_all(
+    folder: Path, parties: Parties, *, progress: bool = False
+) -> dict[str, subprocess.Popen[str]]:
+    """Starts every party, and returns the processes by name; the analyst prints its progress."""
     names = [
         *(f"node-{index}" for index in range(parties.num_nodes)),
         *(f"holder-{index}" for index in range(parties.num_holders)),
         "analyst",
     ]
-    return {name: start(folder, name) for name in names}
+    return {name: start(folder, name, progress=progress and name == "analyst") for name in names}
 
 
 def finish(
@@ -108,17 +115,6 @@ def finish(
             output, _ = process.communicate()
         found[name] = process.returncode, output
     return found
-
-
-def _write_settings(folder: Path, party: str, lines: Sequence[str]) -> None:
-    own = [
-        'study = "study.toml"',
-        f'journal = "journal-{party}"',
-        f'authority = "keys/{AUTHORITY}"',
-        f'certificate = "keys/{party}.pem"',
-        f'key = "keys/{party}.key"',
-    ]
-    (folder / f"{party}.toml").write_text("\n".join([*own, *lines]))
 
 
 def _free_ports(count: int) -> list[int]:

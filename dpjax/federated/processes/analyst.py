@@ -31,6 +31,7 @@ from dpjax.federated.messages import (
 from dpjax.federated.plan import FederatedSum
 from dpjax.federated.processes.config import PartySettings
 from dpjax.federated.processes.journal import Journal
+from dpjax.federated.processes.progress import Status, log_progress
 from dpjax.federated.processes.transport import PAUSE_IN_TRAINING, Call, connect, poll
 from dpjax.federated.protocol import Result, combine
 from dpjax.federated.training import ParameterFormat, Training, noise_factor
@@ -72,6 +73,7 @@ class Analyst:
 
     Attributes:
       codes: why a node has not opened its sum so far, by its index.
+      received: holders of which all nodes that answered have shares.
       agreed: the draws whose sum is opened, by holder, or ``None`` before they are fixed.
       failure: why there is no result so far.
     """
@@ -96,8 +98,16 @@ class Analyst:
         self._openings = {node: data for node, data in stored.items() if data is not None}
         self.codes: dict[int, ErrorCode] = {}
         self.failure: ErrorCode = "too few nodes"
+        self.received: frozenset[int] = frozenset()
         data = journal.read(self._entry)
         self.agreed = None if data is None else self._read(0, "agreed", data).draws
+
+    @property
+    def status(self) -> Status:
+        """State of the round."""
+        if self.agreed is None:
+            return Status(self._round, shares=self.received)
+        return Status(self._round, summed=self.agreed)
 
     def attempt(self, call: Call, *, waiting_over: bool) -> Result | None:
         """Returns the result, or ``None`` where nodes or holders are missing.
@@ -139,12 +149,13 @@ class Analyst:
 
         # The draws whose shares enough nodes have in common.
         received = [message.draws for message in answers]
+        self.received = frozenset.intersection(*map(frozenset, received or [{}]))
         if len(received) < parties.sharing.threshold:
             return
         draws = agreed_draws(received, threshold=parties.sharing.threshold)
 
         # Holders that every node has a share of, but no draw that enough nodes have.
-        spoiled = frozenset.intersection(*map(frozenset, received)) - draws.keys()
+        spoiled = self.received - draws.keys()
         self.failure = "draw" if spoiled else "too few holders"
         all_answered = len(received) == parties.num_nodes
         if all_answered and parties.num_holders - len(spoiled) < parties.least_holders:
@@ -249,6 +260,7 @@ class TrainingAnalyst:
 
         self._words = self._format.to_words(self._training.get_params(self.state))
         self.codes: dict[int, ErrorCode] = {}
+        self._last = last
         self._informed: set[int] = set()
         self._started = elapsed
         self._analyst = Analyst(
@@ -258,6 +270,14 @@ class TrainingAnalyst:
             parameters=digest_of(self._words),
             awaited=None if last is None else last.holders,
         )
+
+    @property
+    def status(self) -> Status:
+        """State of the training."""
+        summed = None if self._last is None else self._last.holders
+        if self.round_number == self._plan.mechanism.num_rounds:
+            return Status(self.round_number, summed=summed)
+        return Status(self.round_number, shares=self._analyst.received, summed=summed)
 
     @property
     def failure(self) -> ErrorCode:
@@ -354,12 +374,13 @@ def run_analyst(settings: PartySettings) -> Result:
     study = settings.study
     with settings.open_journal("analyst") as journal, connect(settings) as channels:
         analyst = Analyst(study.plan, journal, round_number=study.round_number)
-        result = poll(
-            lambda elapsed: analyst.attempt(
-                channels.call, waiting_over=elapsed >= study.waiting_time
-            ),
-            time_limit=study.time_limit,
-        )
+        with log_progress("analyst", study.plan, lambda: analyst.status, channels.codes):
+            result = poll(
+                lambda elapsed: analyst.attempt(
+                    channels.call, waiting_over=elapsed >= study.waiting_time
+                ),
+                time_limit=study.time_limit,
+            )
 
     if result is None:
         raise ProtocolError(analyst.failure)
@@ -391,11 +412,12 @@ def run_training_analyst(settings: PartySettings) -> int:
             waiting_time=study.waiting_time,
             keep_every=settings.keep_every,
         )
-        is_over = poll(
-            lambda elapsed: analyst.attempt(channels.call, elapsed=elapsed) or None,
-            time_limit=study.time_limit,
-            pause=PAUSE_IN_TRAINING,
-        )
+        with log_progress("analyst", study.plan, lambda: analyst.status, channels.codes):
+            is_over = poll(
+                lambda elapsed: analyst.attempt(channels.call, elapsed=elapsed) or None,
+                time_limit=study.time_limit,
+                pause=PAUSE_IN_TRAINING,
+            )
         if not is_over and analyst.round_number < study.plan.mechanism.num_rounds:
             raise ProtocolError(analyst.failure)
 

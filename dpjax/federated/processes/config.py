@@ -178,6 +178,20 @@ _REQUIRED = {
 _OPTIONAL = {"holder": (), "node": ("address",), "analyst": ("keep_every",)}
 
 
+def read_role(path: Path | str) -> str:
+    """Returns the role that a file is of: ``"study"``, ``"holder"``, ``"node"`` or ``"analyst"``.
+
+    Args:
+      path: of a TOML file.
+
+    Raises:
+      ValueError: no TOML.
+    """
+    table = _read_toml(Path(path))
+    keys = {"plan": "study", "data": "holder", "result": "analyst"}
+    return next((role for key, role in keys.items() if key in table), "node")
+
+
 def read_settings(path: Path | str, role: str) -> PartySettings:
     """Returns the settings of one party; paths in the file are relative to its folder.
 

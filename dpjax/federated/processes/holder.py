@@ -22,6 +22,7 @@ from dpjax.federated.noise import SYSTEM, Entropy, UInt64
 from dpjax.federated.plan import FederatedSum
 from dpjax.federated.processes.config import PartySettings
 from dpjax.federated.processes.journal import Journal
+from dpjax.federated.processes.progress import Status, log_progress
 from dpjax.federated.processes.transport import PAUSE_IN_TRAINING, Call, connect, poll
 from dpjax.federated.protocol import holder_messages
 from dpjax.federated.training import Records, Training
@@ -164,6 +165,11 @@ class TrainingHolder:
         self.round_number, self.is_over = -1, False
         self.codes: dict[int, ErrorCode] = {}
 
+    @property
+    def status(self) -> Status:
+        """State of the training."""
+        return Status(None if self.round_number < 0 else self.round_number)
+
     def attempt(self, call: Call) -> bool:
         """Goes on with the newest round, and returns whether the training has ended.
 
@@ -267,11 +273,12 @@ def run_holder(settings: PartySettings) -> HolderOutcome:
         training = study.load_training()
         with settings.open_journal(party) as journal, connect(settings) as channels:
             holder = TrainingHolder(study.plan, settings.index, training, arrays, journal)
-            poll(
-                lambda _: holder.attempt(channels.call) or None,
-                time_limit=study.time_limit,
-                pause=PAUSE_IN_TRAINING,
-            )
+            with log_progress(party, study.plan, lambda: holder.status, channels.codes):
+                poll(
+                    lambda _: holder.attempt(channels.call) or None,
+                    time_limit=study.time_limit,
+                    pause=PAUSE_IN_TRAINING,
+                )
             return HolderOutcome(dict(holder.codes), holder.is_over, spent_rounds(journal))
 
     # One round: its messages are on disk before a channel is opened.
@@ -281,7 +288,11 @@ def run_holder(settings: PartySettings) -> HolderOutcome:
             study.plan, settings.index, statistic, journal, round_number=study.round_number
         )
         delivery = Delivery(messages)
-        with connect(settings) as channels:
+        status = Status(study.round_number)
+        with (
+            connect(settings) as channels,
+            log_progress(party, study.plan, lambda: status, channels.codes),
+        ):
             poll(lambda _: delivery.attempt(channels.call) or None, time_limit=study.time_limit)
         is_complete = delivery.num_accepted >= study.plan.parties.sharing.threshold
         return HolderOutcome(dict(delivery.codes), is_complete, spent_rounds(journal))

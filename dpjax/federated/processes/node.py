@@ -8,6 +8,8 @@ from dpjax.federated.messages import ANALYST, NO_PARAMETERS, Kind, Message, requ
 from dpjax.federated.plan import FederatedSum
 from dpjax.federated.processes.config import PartySettings
 from dpjax.federated.processes.journal import Journal
+from dpjax.federated.processes.plan_check import plan_name, plans_to_bytes, read_plan_name
+from dpjax.federated.processes.progress import Status, log_progress
 from dpjax.federated.processes.transport import Identity, serve
 from dpjax.federated.protocol import NodeState, open_sum, receive, received_draws
 
@@ -34,6 +36,8 @@ class Node:
         self._is_training = round_number is None
         self.state, self.round_number = NodeState(node), round_number
         self._begun, self._parameters = b"", NO_PARAMETERS
+        self._summed: frozenset[int] | None = None
+        self._plans = {f"node-{node}": plan_name(plan, round_number)}
         if self._is_training:
             rounds = [_round_of(name) for name in journal.names() if name.startswith("parameters-")]
             round_number = max(rounds, default=None)
@@ -74,6 +78,17 @@ class Node:
         )
         self._journal.delete(*shares)
         self.state = NodeState(self._index, opened={round_number: (message.draws, opening)})
+        self._summed = message.holders
+
+    @property
+    def status(self) -> Status:
+        """State of the node's round."""
+        with self._busy:
+            number = self.round_number
+            over = number == self._plan.mechanism.num_rounds
+            if number is None or over or number in self.state.opened:
+                return Status(number, summed=self._summed)
+            return Status(number, shares=self.state.holders(number), summed=self._summed)
 
     def answer(self, sender: str, kind: Kind, data: bytes) -> bytes:
         """Returns the answer to a message.
@@ -81,20 +96,22 @@ class Node:
         Args:
           sender: ``"analyst"`` or ``"holder-<index>"``, as the channel authenticated it.
           kind: ``"share"`` or ``"next"`` from a holder, ``"parameters"``, ``"query"`` or
-            ``"agreed"`` from the analyst.
+            ``"agreed"`` from the analyst, ``"plan"`` from both.
           data: the message.
 
         Returns:
           Nothing to a share and to parameters; to a query the draws that a share was received of
           or, where the sum is open, the opening; the opening to a set that the nodes agreed on; to
           a holder's question for the next parameters those of the node's round, or nothing where
-          the asked round has not begun.
+          the asked round has not begun; to the name of a plan those of all parties.
 
         Raises:
           ProtocolError: anything else than a message that fits.
         """
         with self._busy:
             require(not self._is_stopped, "unreachable")
+            if kind == "plan":
+                return self._compare(sender, data)
 
             # Holders send shares, and ask for parameters.
             if kind in ("share", "next"):
@@ -116,6 +133,13 @@ class Node:
                 parameters=self._parameters,
             )
             return self._report() if kind == "query" else self._open(message.draws)
+
+    def _compare(self, sender: str, data: bytes) -> bytes:
+        """Returns the plans of all parties that were heard of; any plan is taken."""
+        if sender != "analyst":
+            party_index("holder", sender)
+        self._plans[sender] = read_plan_name(data)
+        return plans_to_bytes(self._plans)
 
     def stop(self) -> None:
         """Ends the use of the journal, after the answer that is being made."""
@@ -169,7 +193,7 @@ class Node:
         if number not in self.state.opened:
             self._journal.write(f"opening-{number}", data)
             shares = self.state.holders(number)
-            self.state = state
+            self.state, self._summed = state, frozenset(draws)
             self._journal.delete(*(f"share-{number}-{holder}" for holder in shares))
         return data
 
@@ -244,7 +268,8 @@ def run_node(settings: PartySettings, stop: threading.Event) -> NodeOutcome:
 
         # The journal is closed when no answer is being made.
         try:
-            stop.wait(study.time_limit)
+            with log_progress(f"node-{settings.index}", study.plan, lambda: node.status, {}):
+                stop.wait(study.time_limit)
         finally:
             server.stop(grace=1).wait()
             node.stop()

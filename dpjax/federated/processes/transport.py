@@ -12,7 +12,6 @@ Needs the extra ``federated``.
 """
 
 import contextlib
-import logging
 import sys
 import threading
 import time
@@ -26,6 +25,7 @@ from typing import NamedTuple, TypeVar, get_args
 from dpjax._extras import requires_extra
 from dpjax.federated.messages import ErrorCode, Kind, ProtocolError
 from dpjax.federated.processes.config import PartySettings
+from dpjax.federated.processes.progress import ConnectionErrors
 
 with requires_extra("federated"):
     import grpc
@@ -37,7 +37,9 @@ Call = Callable[[int, Kind, bytes], bytes]
 # Seconds between attempts in a single round, and in the many rounds of a training.
 _PAUSE, PAUSE_IN_TRAINING = 0.1, 0.05
 _SERVICE = "dpjax.federated.Node"
-_KINDS: tuple[Kind, ...] = ("share", "query", "agreed", "parameters", "next")
+_KINDS: tuple[Kind, ...] = ("share", "query", "agreed", "parameters", "next", "plan")
+# What an answer may have at least: names of the plans of all parties.
+_ANSWER_BYTES = 2**20
 # Calls of one client at a time; a connection takes new ones for these seconds, and is closed after
 # twice as many, with the calls on it.
 _NUM_CALLS, _CONNECTION_SECONDS = 4, 120
@@ -48,7 +50,6 @@ _STATUS_CODES: dict[grpc.StatusCode, ErrorCode] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: "length",
     grpc.StatusCode.UNIMPLEMENTED: "format",
 }
-_log = logging.getLogger(__name__)
 
 
 class Identity(NamedTuple):
@@ -94,7 +95,7 @@ def serve(
     server = grpc.server(
         ThreadPoolExecutor(_NUM_CALLS * num_clients),
         options=[
-            *_limits(max_bytes),
+            *_limits(received=max_bytes, sent=max(max_bytes, _ANSWER_BYTES)),
             ("grpc.so_reuseport", 0),
             ("grpc.max_concurrent_streams", _NUM_CALLS),
             ("grpc.max_connection_age_ms", 1000 * _CONNECTION_SECONDS),
@@ -176,6 +177,9 @@ class Channels:
     """Channels of a holder or the analyst to all nodes, at ``addresses`` by index.
 
     The answer to one message is waited for ``call_time`` seconds.
+
+    Attributes:
+      codes: why a node has not answered the last call, by its index, or ``None`` if it has.
     """
 
     def __init__(
@@ -184,13 +188,16 @@ class Channels:
         credentials = grpc.ssl_channel_credentials(
             identity.authority, identity.key, identity.certificate
         )
-        self._call_time = call_time
+        self._call_time, self._errors = call_time, ConnectionErrors()
+        self.codes: dict[int, ErrorCode | None] = dict.fromkeys(
+            range(len(addresses)), "unreachable"
+        )
         self._channels = [
             grpc.secure_channel(
                 address,
                 credentials,
                 options=[
-                    *_limits(max_bytes),
+                    *_limits(received=max(max_bytes, _ANSWER_BYTES), sent=max_bytes),
                     # The name that the node's certificate must have.
                     ("grpc.ssl_target_name_override", f"node-{node}"),
                     ("grpc.enable_http_proxy", 0),
@@ -218,10 +225,19 @@ class Channels:
         """
         send = self._channels[node].unary_unary(f"/{_SERVICE}/{kind}")
         try:
-            return send(data, timeout=self._call_time)
+            answer = send(data, timeout=self._call_time)
         except grpc.RpcError as error:
-            _log.info("node %d: %s", node, error.details())
-            raise ProtocolError(_error_code(error)) from None
+            code = _error_code(error)
+            if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                self._errors.clear(node)
+            else:
+                self._errors.add(node, error.details())
+            self.codes[node] = code
+            raise ProtocolError(code) from None
+
+        self._errors.clear(node)
+        self.codes[node] = None
+        return answer
 
 
 def connect(settings: PartySettings) -> Channels:
@@ -259,10 +275,10 @@ def _error_code(error: grpc.RpcError) -> ErrorCode:
     return _STATUS_CODES.get(error.code(), "internal")
 
 
-def _limits(max_bytes: int) -> list[tuple[str, int]]:
+def _limits(*, received: int, sent: int) -> list[tuple[str, int]]:
     return [
-        ("grpc.max_receive_message_length", max_bytes),
-        ("grpc.max_send_message_length", max_bytes),
+        ("grpc.max_receive_message_length", received),
+        ("grpc.max_send_message_length", sent),
         ("grpc.max_metadata_size", 4096),
         ("grpc.absolute_max_metadata_size", 8192),
     ]

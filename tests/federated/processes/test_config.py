@@ -8,8 +8,8 @@ import pytest
 from helpers.federated_cases import RECORDS, plan_of, regression_release
 
 from dpjax.bayes.conjugate import DirichletMultinomial, SufficientStatisticsMechanism
+from dpjax.federated.__main__ import main
 from dpjax.federated.processes import read_study
-from dpjax.federated.processes.__main__ import main
 from dpjax.federated.processes.config import read_settings
 from dpjax.mechanisms import ClippedSum, Gaussian
 from dpjax.sensitivity import Sensitivity
@@ -153,11 +153,12 @@ def test_read_settings_reads_the_how_to_page(folder):
     blocks = re.findall(r"```toml\n(.*?)```", HOW_TO.read_text("utf-8"), re.DOTALL)
     assert len(blocks) == 3
     (folder / "study.toml").write_text(blocks[0])
-    for name in ("authority.pem", "holder-3.pem", "holder-3.key"):
+    (folder / "keys").mkdir()
+    for name in ("keys/authority.pem", "keys/holder-1.pem", "keys/holder-1.key", "records-1.npz"):
         (folder / name).write_text("")
     (folder / "holder.toml").write_text(blocks[1])
     found = read_settings(folder / "holder.toml", "holder")
-    assert found.index == 3
+    assert found.index == 1
     assert 0.5 < found.study.plan.certificate(1e-5).epsilon < 5
     (program,) = re.findall(r"```python\n(.*?)```", HOW_TO.read_text("utf-8"), re.DOTALL)
     (folder / "train.py").write_text(program)

@@ -24,11 +24,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def study(tmp_path):
-    def written(num_dropouts, time_limit=120.0):
+    def written(num_dropouts, time_limit=120.0, waiting_time=1.0):
         parties = Parties(
             num_holders=3, num_nodes=2, num_dropouts=num_dropouts, observer_is_holder=False
         )
-        limits = Limits(waiting_time=1.0, time_limit=time_limit)
+        limits = Limits(waiting_time=waiting_time, time_limit=time_limit)
         write_study(tmp_path, MECHANISM, parties, RECORDS, delta=1e-5, limits=limits)
         return tmp_path, parties
 
@@ -116,6 +116,28 @@ def test_parties_of_another_plan_are_refused(study):
     status, output = outcomes["holder-1"]
     assert status == 1
     assert output.splitlines()[:2] == ["node 0: plan", "node 1: plan"]
+
+
+def test_check_names_the_holder_of_another_plan(study):
+    """By processes of all parties; then it is one plan for the holder that corrected its file."""
+    folder, _ = study(0, waiting_time=60.0)
+    right = (folder / "holder-1.toml").read_text()
+    other = (folder / "study.toml").read_text().replace("scale = 0.01", "scale = 0.02")
+    (folder / "other.toml").write_text(other)
+    (folder / "holder-1.toml").write_text(right.replace("study.toml", "other.toml"))
+    nodes = {f"node-{node}": start(folder, f"node-{node}") for node in range(2)}
+    clients = ["holder-0", "holder-1", "holder-2", "analyst"]
+    checks = {name: start(folder, name, command="check") for name in clients}
+    outcomes = finish(checks, timeout=60 + START)
+    assert {status for status, _ in outcomes.values()} == {1}, outcomes
+    assert outcomes["holder-0"][1].splitlines()[-1].endswith(": holder-1")
+    (folder / "holder-1.toml").write_text(right)
+    last = finish({"holder-1": start(folder, "holder-1", command="check")}, timeout=START)
+    assert last["holder-1"][0] == 0, last
+    assert last["holder-1"][1].startswith("all 6 parties hold plan ")
+    outcomes = finish(nodes, timeout=START)
+    assert {output.strip() for _, output in outcomes.values()} == {"opened: nothing"}
+    assert not list(folder.glob("journal-holder-*"))  # nothing was spent
 
 
 PROGRAM = """

@@ -15,9 +15,11 @@ from helpers.federated_cases import code_of, from_analyst, histogram_release, pl
 from dpjax.federated import ProtocolError, holder_messages, perturb, simulated_entropy
 from dpjax.federated.processes import trial_keys
 from dpjax.federated.processes.analyst import Analyst
+from dpjax.federated.processes.config import Study
 from dpjax.federated.processes.holder import Delivery, journalled_messages
 from dpjax.federated.processes.journal import Journal
 from dpjax.federated.processes.node import Node
+from dpjax.federated.processes.plan_check import PlanCheck, plans_to_bytes
 from dpjax.federated.processes.transport import Channels, Identity, poll, serve
 from dpjax.federated.processes.trial_keys import make_trial_keys
 
@@ -252,6 +254,34 @@ def test_call_is_refused_by_the_nodes_code(keys, network):
             assert code_of(own.call, 1, "share", factor * sent[1]) == "length"
         assert code_of(own.call, 1, "opening", sent[1]) == "format"
     assert [node.state.holders(0) for node in network.nodes] == [{1}, frozenset(), frozenset()]
+
+
+def test_plan_check_over_tls(keys, network):
+    """Nodes take a party's name from its certificate; their answer is longer than any message."""
+    study = Study(plan=PLAN, nodes=tuple(network.addresses))
+    checks = [PlanCheck(study) for _ in range(5)]
+    for check, name in zip(checks, (*(f"holder-{h}" for h in range(4)), "analyst"), strict=True):
+        with channels(network, keys / "own", name) as own:
+            assert check.attempt(own.call) == (name == "analyst")
+    assert str(checks[-1]) == f"all 8 parties hold plan {PLAN.message_format.fingerprint.hex()}"
+    assert len(plans_to_bytes(checks[-1].plans)) > MAX_BYTES
+
+
+def test_channels_log_a_node_that_is_away_once(keys, network, caplog):
+    caplog.set_level("DEBUG", "dpjax.federated")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    addresses = [f"127.0.0.1:{port}", *network.addresses[1:]]
+    with channels(addresses, keys / "own", "holder-1") as own:
+        for _ in range(20):
+            assert code_of(own.call, 0, "share", b"") == "unreachable"
+            assert code_of(own.call, 1, "share", b"") == "length"
+        assert own.call(2, "share", holder_messages(PLAN, 1, SUMS[1])[2]) == b""
+        assert own.codes == {0: "unreachable", 1: "length", 2: None}
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(set(lines)) == len(lines) < 5  # of 40 refused calls
+    assert all(line.startswith("node-0: ") for line in lines)
+    assert any("Connection refused" in line for line in lines)
 
 
 def test_serve_sends_no_text_of_an_error(keys, capfd):

@@ -1,0 +1,144 @@
+"""Comparison of the plans of all parties before anything is spent.
+
+Holders and the analyst send the fingerprint of their plan to every node. A node keeps the last one
+of each party as long as it runs, and answers with all of them and its own. Nothing is written to a
+journal, and no noise is drawn. A fingerprint is of public numbers alone.
+
+A party's name is that of its certificate; what a node passes on of other parties is taken from it.
+So this finds mistakes: every message of the protocol has the fingerprint too, and is refused with
+the code ``plan`` where it differs.
+"""
+
+import re
+from collections.abc import Mapping
+
+from dpjax.federated.messages import ProtocolError, require
+from dpjax.federated.plan import FederatedSum
+from dpjax.federated.processes.config import PartySettings, Study
+from dpjax.federated.processes.progress import list_names, repeat_lines
+from dpjax.federated.processes.transport import Call, connect, poll
+
+_PAUSE = 0.5  # seconds between two questions
+_PLAN_NAME = r"[0-9a-f]{32}(?:-[0-9]{1,19})?"
+_PARTY_NAME = r"(?:holder|node)-[0-9]{1,10}|analyst"
+
+
+def plan_name(plan: FederatedSum, round_number: int | None = None) -> str:
+    """Returns the fingerprint of a plan, and the number of a single round if it is not zero."""
+    fingerprint = plan.message_format.fingerprint.hex()
+    return f"{fingerprint}-{round_number}" if round_number else fingerprint
+
+
+def plan_name_of(study: Study) -> str:
+    """Returns the `plan_name` of a study."""
+    return plan_name(study.plan, study.round_number if study.program is None else None)
+
+
+def read_plan_name(data: bytes) -> str:
+    """Returns the plan's name in a holder's or the analyst's message."""
+    text = data.decode("ascii", "replace")
+    require(re.fullmatch(_PLAN_NAME, text) is not None, "format")
+    return text
+
+
+def plans_to_bytes(plans: Mapping[str, str]) -> bytes:
+    """Returns a node's answer: a line for each party, with its name and that of its plan."""
+    return "\n".join(f"{party} {plan}" for party, plan in plans.items()).encode()
+
+
+def _plans_from_bytes(data: bytes) -> dict[str, str]:
+    plans = {}
+    for line in data.decode("ascii", "replace").split("\n"):
+        match = re.fullmatch(f"({_PARTY_NAME}) ({_PLAN_NAME})", line)
+        if match is None:
+            raise ProtocolError("format")
+        plans[match[1]] = match[2]
+    return plans
+
+
+class PlanCheck:
+    """The plans of all parties, as a holder or the analyst hears of them from the nodes.
+
+    Attributes:
+      plans: names of the plans by party, of those that were heard of.
+      own: name of the party's own plan.
+    """
+
+    def __init__(self, study: Study) -> None:
+        counts = study.plan.parties
+        self._nodes = [f"node-{index}" for index in range(counts.num_nodes)]
+        self._clients = [*(f"holder-{index}" for index in range(counts.num_holders)), "analyst"]
+        self.plans: dict[str, str] = {}
+        self.own = plan_name_of(study)
+
+    def attempt(self, call: Call) -> bool:
+        """Sends the own plan to all nodes, and returns whether their answers are final.
+
+        They are once every node has heard of every party, or where a node has another plan, with
+        which it refuses all messages.
+        """
+        # What each node says of the others, and its own plan.
+        answers: dict[str, dict[str, str]] = {}
+        for index, node in enumerate(self._nodes):
+            try:
+                answers[node] = _plans_from_bytes(call(index, "plan", self.own.encode()))
+            except ProtocolError:
+                continue
+        self.plans = {node: plans.get(node, "") for node, plans in answers.items()}
+        for plans in answers.values():
+            self.plans.update(
+                (name, plan) for name, plan in plans.items() if name not in self._nodes
+            )
+
+        # The nodes have heard the same, of everyone.
+        if any(self.plans[node] != self.own for node in answers):
+            return True
+        return len(answers) == len(self._nodes) and all(
+            plans.get(name) == self.plans.get(name) is not None
+            for plans in answers.values()
+            for name in self._clients
+        )
+
+    @property
+    def missing(self) -> list[str]:
+        """Parties that were not heard of."""
+        return [name for name in (*self._clients, *self._nodes) if name not in self.plans]
+
+    @property
+    def is_agreed(self) -> bool:
+        """Whether all parties were heard of, and have the own plan."""
+        return not self.missing and set(self.plans.values()) == {self.own}
+
+    def __str__(self) -> str:
+        if self.is_agreed:
+            return f"all {len(self.plans)} parties hold plan {self.own}"
+
+        lines = []
+        for plan in dict.fromkeys([self.own, *self.plans.values()]):
+            parties = sorted(name for name, its_plan in self.plans.items() if its_plan == plan)
+            lines.append(f"plan {plan}: {list_names(parties) or 'no party'}")
+        if self.missing:
+            lines.append(f"not heard of: {list_names(self.missing)}")
+        return "\n".join(lines)
+
+
+def run_plan_check(settings: PartySettings, party: str) -> PlanCheck:
+    """Compares a holder's or the analyst's plan with those of all parties, whose check runs too.
+
+    The nodes' processes must run. Returns when all parties were heard of, or `Study.waiting_time`
+    is over.
+    """
+    plan_check = PlanCheck(settings.study)
+
+    def line() -> str:
+        others = [name for name, plan in plan_check.plans.items() if plan != plan_check.own]
+        differing = f", {list_names(others)} with another plan" if others else ""
+        return f"plan {plan_check.own}, waits for {list_names(plan_check.missing)}{differing}"
+
+    with connect(settings) as channels, repeat_lines(party, line):
+        poll(
+            lambda _: plan_check.attempt(channels.call) or None,
+            time_limit=settings.study.waiting_time,
+            pause=_PAUSE,
+        )
+    return plan_check
