@@ -24,6 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = _parser().parse_args(argv)
     _log_to_stderr(quiet=arguments.quiet, verbose=arguments.verbose)
+    if getattr(arguments, "config", None) is not None:
+        logging.getLogger("dpjax.federated").info("reads %s", arguments.config)
     try:
         return arguments.run(arguments)
     except ProtocolError as error:

@@ -87,6 +87,7 @@ def test_init_overwrites_nothing(tmp_path, capsys):
         (["--holders", "3"], "give --holders and --nodes"),
         (["--holders", "3", "--nodes", "1"], "num_nodes must be a whole number >= 2, got 1"),
         (["--holders", "0", "--nodes", "2"], "num_holders must be a whole number >= 1, got 0"),
+        ([*INIT, "--delta", "nan"], "delta must be in (0, 1), got nan"),
         ([*INIT, "--delta", "1"], "delta must be in (0, 1), got 1.0"),
         ([*INIT, "--arrays", ""], "arrays must be names of arrays, got ['']"),
     ],
