@@ -56,6 +56,11 @@ from dpjax.sensitivity import Sensitivity
 
 # The label of a query that was not answered, and of a teacher that abstains.
 NO_ANSWER = -1
+_ENCODE_LABELS = (
+    "Names of classes become numbers by their position in a public list of all classes:"
+    " sklearn.preprocessing.LabelEncoder().fit(classes).transform(names) for each teacher, and"
+    " num_classes=len(classes). The list must not be collected from the teachers' labels."
+)
 _MAY_ABSTAIN = "; abstentions=True lets teachers abstain"
 
 
@@ -85,7 +90,11 @@ def count_votes(
     [[2, 1, 0], [0, 1, 2]]
     """
     check_count("num_classes", num_classes, minimum=2)
-    labels = np.asarray(as_numbers(teacher_labels, "teacher_labels"))
+    try:
+        labels = np.asarray(as_numbers(teacher_labels, "teacher_labels"))
+    except ValueError as error:
+        error.add_note(_ENCODE_LABELS)
+        raise
     shape = labels.shape
     check(labels.ndim == 2, "teacher_labels", shape, "of shape (num_teachers, num_queries)")
     check(shape[0] > 0, "teacher_labels", shape, "of at least one teacher")

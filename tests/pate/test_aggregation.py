@@ -364,3 +364,9 @@ def test_teachers_without_predictions_cast_no_vote_from_training_to_certificate(
     without = dataclasses.replace(noisy, abstentions=False)
     assert found.epsilon == certificate(without, 1e-3).epsilon  # of a vote that moves
     assert "9 teachers, who may abstain" in " ".join(str(found).split())
+
+
+def test_count_votes_of_class_names_names_the_label_encoder():
+    with pytest.raises(ValueError, match="teacher_labels must be real numbers") as caught:
+        count_votes([["cat", "dog"], ["dog", "dog"]], num_classes=2)
+    assert "LabelEncoder().fit(classes)" in "".join(caught.value.__notes__)
