@@ -104,8 +104,9 @@ def train(
         ``loss_takes_key``.
       params: any tree of float arrays, or an ``nnx.Module``; the result's ``params`` are then an
         ``nnx.State``, for ``nnx.update(module, result.params)``.
-      data: any tree of arrays with a leading axis of ``mechanism.sampling.num_examples``; put on
-        the device once (with ``sharding``, on each device). Or `split_records` of them, of which
+      data: any tree of arrays with a leading axis of ``mechanism.sampling.num_examples``, or of
+        pandas frames and series of numbers, an example of which is a row of the frame; put on the
+        device once (with ``sharding``, on each device). Or `split_records` of them, of which
         each device, and each of several processes, has its own. Or a `DataSource` of as many
         records, for data larger than the device or memory: the drawn records of a step are read in
         a thread during the step before, with the same result. Each of several processes passes a
