@@ -94,7 +94,7 @@ def publish(experiment: Experiment, profile: str, results: Path, folder: Path) -
         path.unlink()
     figures = draw_figures(experiment, records, folder / "figures", dpi=_DPI)
     for figure in figures:
-        _reduce_colours(figure.path)
+        reduce_colours(figure.path)
     missing = {line.row.name: line.state for line in lines if line.state != "done"}
     header = {
         "experiment": experiment.name,
@@ -123,7 +123,7 @@ def _encode(record: Record) -> str:
     return _PATH.sub("…", json.dumps(encode(fields), ensure_ascii=False, allow_nan=False))
 
 
-def _reduce_colours(path: Path) -> None:
+def reduce_colours(path: Path) -> None:
     """Rewrites a PNG file with 256 colours, at 40 % of its size."""
     with Image.open(path) as image:
         reduced = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
