@@ -60,7 +60,8 @@ def draw_accuracy(records: Sequence[Record]) -> Figure:
 def read_table(page: str, heading: str) -> dict[str, dict[str, float]]:
     """Returns the milliseconds of each library by the row's name, of the table under a heading.
 
-    >>> read_table("## A\\n\\n| model | x, ms |\\n|---|---|\\n| CNN | 1,024 |\\n| MLP | – |\\n", "A")
+    >>> page = "## A\\n\\n| model | x, ms |\\n|---|---|\\n| CNN | 1,024 |\\n| MLP | – |\\n"
+    >>> read_table(page, "A")
     {'CNN': {'x': 1024.0}, 'MLP': {}}
     """
     section = page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
@@ -100,7 +101,12 @@ def _draw_model(panel: Axes, names: Sequence[str], times: Mapping[str, float]) -
     for place, ratio in zip(places, ratios, strict=True):
         text = f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
         panel.annotate(
-            text, (max(ratio, 1), place), (6, 0), textcoords="offset points", va="center", fontsize=8
+            text,
+            (max(ratio, 1), place),
+            (6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
         )
     panel.axvline(1, color="#9a9da3", linewidth=0.8)
     panel.set_xscale("log")

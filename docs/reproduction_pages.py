@@ -1,5 +1,6 @@
 """Pages of the reproduction report, from the committed records in ``docs/reproduction``."""
 
+import html
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -219,7 +220,9 @@ def render_block(experiment: Experiment, block: Block) -> list[str]:
     for record in finished:
         if record.certificate:
             parts.append(
-                f"Certificate of row {escape(record.row)}:\n\n```text\n{record.certificate}\n```"
+                '<details class="certificate"><summary>Certificate of row'
+                f" {html.escape(record.row)}</summary>\n\n```text\n{record.certificate}"
+                "\n```\n\n</details>"
             )
     return [part for part in parts if part]
 
@@ -246,4 +249,6 @@ def escape(text: str) -> str:
     >>> escape("sup |f − G| at [0, 1]*")
     'sup |f − G| at \\\\[0, 1\\\\]\\\\*'
     """
-    return re.sub(r"([\\`*_{}\[\]<>#$])", r"\\\1", text)
+    literals = re.split(r"(`[^`\n]+`)", text)  # literals are the parts with an odd index
+    literals[::2] = [re.sub(r"([\\`*_{}\[\]<>#$])", r"\\\1", part) for part in literals[::2]]
+    return "".join(literals)

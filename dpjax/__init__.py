@@ -71,7 +71,7 @@ __all__ = sorted([*_MODULE_OF, *_SUBPACKAGES])
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__
 
 
 if TYPE_CHECKING:
