@@ -84,11 +84,10 @@ class PlanCheck:
                 answers[node] = _plans_from_bytes(call(index, "plan", self.own.encode()))
             except ProtocolError:
                 continue
-        self.plans = {node: plans.get(node, "") for node, plans in answers.items()}
+        heard = {node: plans.get(node, "") for node, plans in answers.items()}
         for plans in answers.values():
-            self.plans.update(
-                (name, plan) for name, plan in plans.items() if name not in self._nodes
-            )
+            heard.update((name, plan) for name, plan in plans.items() if name not in self._nodes)
+        self.plans = heard  # at once: the thread of the lines reads it
 
         # The nodes have heard the same, of everyone.
         if any(self.plans[node] != self.own for node in answers):
