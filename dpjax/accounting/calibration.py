@@ -81,6 +81,11 @@ class _Target:
         except TooLittleNoiseError:
             return self.largest
 
+    def log_share(self, measured: float) -> float:
+        """Returns the log of the measured over the target's strength, at most a billion."""
+        share = self.strength(measured) / self.strength(self.value)
+        return math.log(min(max(share, 1e-9), 1e9))
+
     def excess(self, mechanism: Accountable) -> float:
         """Returns the log of the measured over the targeted strength; zero if close below."""
         measured = self.measured(mechanism)
@@ -241,10 +246,23 @@ def max_num_steps(
     check(stoppable, "mechanism", mechanism, "a mechanism of steps such as SubsampledGaussian")
     budget = _only_target(epsilon, delta, advantage, true_positive_rate, false_positive_rate)
     within, beyond, middle = 0, mechanism.num_steps + 1, mechanism.num_steps
+    ends: dict[bool, tuple[float, float]] = {}
+    num_measured = 0
     while beyond - within > 1:
-        is_met = budget.measured(mechanism.first_steps(middle)) <= budget.value
+        measured = budget.measured(mechanism.first_steps(middle))
+        is_met = measured <= budget.value
         within, beyond = (middle, beyond) if is_met else (within, middle)
-        middle = (within + beyond) // 2
+        ends[is_met] = math.log(middle), budget.log_share(measured)
+
+        # The strength is near a power of the steps: through both ends, or their square root.
+        (x, y), (other_x, other_y) = ends[is_met], ends.get(not is_met, (0.0, 0.0))
+        power = (other_y - y) / (other_x - x) if len(ends) == 2 else 0.5
+        num_measured += 1
+        if num_measured % 5 and power > 0:
+            guess = math.exp(min(x - y / power, math.log(beyond)))
+            middle = int(min(max(guess, within + 1), beyond - 1))
+        else:  # so that the interval shrinks, whatever the strength
+            middle = (within + beyond) // 2
     return within
 
 

@@ -182,6 +182,28 @@ def test_max_num_steps_is_the_last(sampling, adjacency):
     assert certified_of(mechanism.first_steps(steps + 1).event, DELTA, adjacency)[1] > budget
 
 
+@pytest.mark.parametrize(
+    ("sampling", "target"),
+    [("poisson", {"epsilon": 0.5}), ("none", {"epsilon": 5.0}), ("poisson", {"advantage": 0.1})],
+)
+def test_max_num_steps_in_few_evaluations(sampling, target, monkeypatch):
+    """Bisection takes 18; the answer is the same."""
+    values = []
+    measured = calibration._Target.measured
+
+    def noted(*arguments):
+        values.append(measured(*arguments))
+        return values[-1]
+
+    monkeypatch.setattr(calibration._Target, "measured", noted)
+    target |= {"delta": DELTA} if "epsilon" in target else {}
+    mechanism = FakeMechanism(4.0, 100_000, sampling)
+    steps = max_num_steps(mechanism, **target)
+    assert 0 < steps < 100_000
+    assert len(values) <= 10
+    assert max_num_steps(mechanism.first_steps(steps + 5), **target) == steps
+
+
 def test_max_num_steps_of_extreme_budgets():
     mechanism = FakeMechanism(1.0, 64, "none")
     assert max_num_steps(mechanism, epsilon=1e3, delta=DELTA) == 64
