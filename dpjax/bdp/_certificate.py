@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from dpjax._checks import check, check_share
-from dpjax._extras import requires_extra
 from dpjax.bdp.accountant import AccountantState, check_state
 from dpjax.bdp.conversion import (
     SHARES,
@@ -17,6 +16,7 @@ from dpjax.bdp.conversion import (
     population_epsilons,
 )
 from dpjax.certificates.certificate import Certificate, certify, format_size
+from dpjax.certificates.figure import new_figure
 from dpjax.certificates.render import Report, Table, round_up
 
 if TYPE_CHECKING:
@@ -159,12 +159,9 @@ class BDPCertificate(Report):
 
     def plot(self) -> "Figure":
         """Returns a figure of the BDP epsilon by share of the population, and of the DP epsilon."""
-        with requires_extra("plot"):
-            from matplotlib.figure import Figure
-
         # The BDP epsilon falls with the share that is left out; the DP epsilon is constant.
         shares, epsilons = np.array(self.population_epsilons).T
-        figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+        figure = new_figure(6.4, 4.0)
         axes = figure.subplots()
         axes.plot(1 - shares, epsilons, marker="o", label="BDP, for a share of the population")
         axes.axhline(self.epsilon.dp, color="black", label="DP, for every record")

@@ -1,6 +1,8 @@
-"""Figure of a certified trade-off function, and of the ROC curve of any attack."""
+"""Figures: a certified trade-off function with the ROC curve of any attack; epsilon by epochs."""
 
 import math
+import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +24,28 @@ _TAIL = np.geomspace(1e-9, 0.01, 100)
 _ALPHAS = np.concatenate([[0.0], _TAIL, np.linspace(0.01, 0.99, 300)[1:-1], 1 - _TAIL[::-1], [1.0]])
 
 
+def new_figure(width: float, height: float) -> "Figure":
+    """Returns an empty figure, in inches; one of pyplot's where that is in use.
+
+    There ``plt.show`` and ``plt.savefig`` act on it, and ``plt.close`` frees it. pyplot is in use
+    where it was imported, and in IPython. Elsewhere nothing but the caller holds the figure.
+    """
+    with requires_extra("plot"):
+        from matplotlib.figure import Figure
+
+    ipython = sys.modules.get("IPython")
+    in_ipython = ipython is not None and ipython.get_ipython() is not None
+    if not in_ipython and "matplotlib.pyplot" not in sys.modules:
+        return Figure(figsize=(width, height), layout="constrained")
+
+    from matplotlib import pyplot
+
+    from dpjax.certificates._notebook_figure import NotebookFigure
+
+    size = (width, height)
+    return pyplot.figure(figsize=size, layout="constrained", FigureClass=NotebookFigure)
+
+
 def plot_tradeoff(
     certified: TradeOff,
     upper_bound: TradeOff | None,
@@ -35,12 +59,9 @@ def plot_tradeoff(
     The area between the certified curve and its upper bound is shaded; it is often thinner than
     the line. Dashed is what the one pair of epsilon and delta guarantees.
     """
-    with requires_extra("plot"):
-        from matplotlib.figure import Figure
-
+    figure = new_figure(9.0, 4.2)
     guarantee = f"({round_up(epsilon)}, {delta:g})-DP"
     pair_curve = None if math.isinf(epsilon) else ApproximateDP(epsilon, slack=delta)
-    figure = Figure(figsize=(9.0, 4.2), layout="constrained")
     figure.suptitle(f"{guarantee}: any attack that decides {attack_goal}", fontsize=10)
     errors, roc = figure.subplots(1, 2)
 
@@ -84,6 +105,26 @@ def plot_tradeoff(
     roc.set(xlabel="false positive rate", ylabel="true positive rate")
     roc.set(xlim=(_LEAST_RATE, 1), ylim=(_LEAST_RATE, 1.5))
     roc.legend(frameon=False, fontsize=8, loc="lower right")
+    return figure
+
+
+def plot_epsilon(
+    epochs: Sequence[float],
+    epsilons: Sequence[float],
+    *,
+    delta: float,
+    target: float | None = None,
+) -> "Figure":
+    """Returns a figure of the certified epsilon at ``delta`` against the epochs, and a target."""
+    figure = new_figure(6.0, 4.2)
+    axes = figure.subplots()
+    axes.plot(epochs, epsilons, "o-", ms=3, color=_CURVE, label="certified upper bound")
+    if target is not None:
+        axes.axhline(target, linestyle=":", color=_ATTACK, label=f"target: {target:g}")
+    axes.set(xlabel="epochs", ylabel=f"epsilon at delta = {delta:g}")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, loc="lower right")
     return figure
 
 

@@ -1,0 +1,399 @@
+"""The command ``dpjax``, also ``python -m dpjax``: the privacy of DP-SGD from the shell.
+
+Every command builds a `SubsampledGaussian` from its options and prints what its certificate has.
+JAX and dp-accounting, which take a second to import, are imported after the options were read.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dpjax
+
+if TYPE_CHECKING:
+    from dpjax.certificates import Certificate
+    from dpjax.mechanisms import SubsampledGaussian
+    from dpjax.sampling import Sampling
+
+# The search for the most steps begins at this many epochs, and ends at this many steps.
+_FIRST_EPOCHS, _MOST_STEPS = 100, 2**23
+# Points of the figure of epsilon against epochs.
+_NUM_POINTS = 12
+# Calibrated noise multipliers are rounded up to four decimals.
+_DECIMALS = 10_000
+_COMPOSED = "no accountant that composes the steps certifies less"
+_FIGURES = (".pdf", ".png", ".svg")
+
+_EXAMPLES = """\
+examples:
+  dpjax epsilon --n 60000 --batch 256 --epochs 60 --sigma 1.1 --delta 1e-5 --adjacency zero_out
+  dpjax noise --n 50000 --batch 500 --epochs 30 --epsilon 2 --delta 1e-6 --adjacency zero_out
+  dpjax steps --n 50000 --batch 500 --sigma 1.5 --epsilon 2 --delta 1e-6 --adjacency zero_out
+  dpjax compare --n 60000 --batch 256 --epochs 60 --sigma 1.1 --epsilon 2.1 --delta 1e-5
+
+`dpjax COMMAND --help` lists the options of a command."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and prints its answer.
+
+    Args:
+      argv: the command and its options; by default those of the process.
+
+    Returns:
+      The exit status, 0.
+
+    Raises:
+      SystemExit: status 2 for options that are not allowed, with the reason on standard error;
+        status 0 after ``--help`` and ``--version``.
+
+    >>> main("noise --n 50000 --batch 500 --steps 1 --epsilon 2 --delta 1e-6 --adjacency zero_out"
+    ...      .split())
+    noise multiplier   0.5955
+    ...
+    0
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        arguments.run(arguments)
+    except (ImportError, ValueError) as error:
+        arguments.parser.error(str(error))
+    return 0
+
+
+def _run_epsilon(arguments: argparse.Namespace) -> None:
+    """Upper and lower bound on epsilon."""
+    _answer(arguments, _mechanism(arguments), "epsilon")
+
+
+def _run_noise(arguments: argparse.Namespace) -> None:
+    """Least noise multiplier for an epsilon."""
+    _answer(arguments, _calibrated(arguments), "noise multiplier")
+
+
+def _run_steps(arguments: argparse.Namespace) -> None:
+    """Most steps and epochs for an epsilon."""
+    from dpjax.accounting import max_num_steps
+
+    # More and more steps, until some are beyond the target.
+    arguments.epochs, most = _FIRST_EPOCHS, 0
+    mechanism = _mechanism(arguments)
+    while most < _MOST_STEPS:
+        most = max_num_steps(mechanism, epsilon=arguments.epsilon, delta=arguments.delta)
+        if most < mechanism.num_steps:
+            break
+        arguments.steps = min(8 * most, _MOST_STEPS)
+        mechanism = _mechanism(arguments)
+
+    # Of no step there is no certificate.
+    if most == 0:
+        one = mechanism.first_steps(1).certificate(arguments.delta).epsilon
+        raise ValueError(
+            f"argument --epsilon: must be at least that of one step, {one:.4g}, got"
+            f" {arguments.epsilon:g}; more noise or smaller batches lower it"
+        )
+    _answer(arguments, mechanism.first_steps(most), "steps")
+
+
+def _run_certificate(arguments: argparse.Namespace) -> None:
+    """The whole certificate: bounds, other accountants, attack risk, caveats."""
+    mechanism = _mechanism(arguments) if arguments.sigma else _calibrated(arguments)
+    certificate = mechanism.certificate(arguments.delta)
+    if arguments.plot:
+        certificate.plot().savefig(arguments.plot, dpi=150)
+    if arguments.json:
+        _print_json(certificate.to_dict())
+    else:
+        print(certificate.paragraph() if arguments.paragraph else certificate)
+
+
+def _run_compare(arguments: argparse.Namespace) -> None:
+    """A claimed epsilon against both bounds, by sampler and adjacency."""
+    from dpjax.adjacency import ADJACENCIES
+    from dpjax.certificates.render import round_down, round_up
+
+    # What to assume: all that is left open. Batches of fixed size have no add_remove.
+    samplers = [arguments.sampler] if arguments.sampler else ["poisson", "fixed", "shuffled"]
+    adjacencies = [arguments.adjacency] if arguments.adjacency else ADJACENCIES
+    assumed = [(sampler, adjacency) for sampler in samplers for adjacency in adjacencies]
+    if len(assumed) > 1:
+        impossible = {("fixed", "add_remove"), ("shuffled", "add_remove")}
+        assumed = [pair for pair in assumed if pair not in impossible]
+
+    # The bounds, and where the claim is. Poisson's of zero_out are those of add_remove.
+    certificates: dict[tuple[str, str], Certificate] = {}
+    rows: list[dict[str, Any]] = []
+    for sampler, adjacency in assumed:
+        same = (
+            sampler,
+            "add_remove" if sampler == "poisson" and adjacency == "zero_out" else adjacency,
+        )
+        if same not in certificates:
+            arguments.sampler, arguments.adjacency = same
+            certificates[same] = _mechanism(arguments).certificate(arguments.delta)
+        row = {"sampler": sampler, "adjacency": adjacency}
+        lower, upper = certificates[same].epsilon_lower, certificates[same].epsilon
+        verdict = _verdict(arguments.epsilon, lower, upper, sampler)
+        rows.append({**row, "epsilon_lower": lower, "epsilon": upper, "verdict": verdict})
+
+    claim = {"claim": arguments.epsilon, "delta": arguments.delta}
+    if arguments.json:
+        _print_json({"command": "compare", **claim, "rows": rows, "dpjax": dpjax.__version__})
+        return
+    print(f"claim: epsilon = {arguments.epsilon:g} at delta = {arguments.delta:g}\n")
+    line = "{:<9}  {:<11}  {:>7}  {:>7}  {}"
+    print(line.format("sampler", "adjacency", "lower", "upper", "the claim is"))
+    for sampler, adjacency, below, above, verdict in (row.values() for row in rows):
+        shown = "-" if below is None else round_down(below)
+        print(line.format(sampler, adjacency, shown, round_up(above), verdict))
+
+
+def _verdict(claim: float, lower: float | None, upper: float, sampler: str) -> str:
+    if claim >= upper:
+        return "certified"
+    if sampler == "shuffled":
+        return "open: amplification by shuffling is not counted"
+    if lower is not None and claim < lower:
+        return "refuted: no accountant that composes the steps certifies it"
+    return "open: between the bounds"
+
+
+def _mechanism(arguments: argparse.Namespace) -> "SubsampledGaussian":
+    """The mechanism that the options describe, with noise multiplier 1 where they give none."""
+    # Options that go together.
+    n, batch, most = arguments.n, arguments.batch, arguments.truncated_batch
+    if batch > n:
+        raise ValueError(f"argument --batch: must be at most --n, {n}, got {batch}")
+    if (most is None) == (arguments.sampler == "truncated"):
+        allowed = "given with --sampler truncated, and with it only"
+        raise ValueError(f"argument --truncated-batch: must be {allowed}, got {most}")
+
+    from dpjax import mechanisms, sampling
+
+    # How batches are drawn, and how often.
+    sampler: Sampling
+    if arguments.sampler == "fixed":
+        sampler = sampling.FixedSizeSampling(n, batch)
+    elif arguments.sampler == "shuffled":
+        sampler = sampling.ShuffledEpochs(n, batch)
+    elif arguments.sampler == "truncated":
+        sampler = sampling.TruncatedPoissonSampling(n, batch / n, truncated_batch_size=most)
+    else:
+        sampler = sampling.PoissonSampling(n, batch / n)
+    # A quotient this close above a whole number is that number, with errors of floating point.
+    return mechanisms.SubsampledGaussian(
+        sampler,
+        l2_clip=arguments.clip,
+        noise_multiplier=arguments.sigma or 1.0,
+        num_steps=arguments.steps
+        or math.ceil(arguments.epochs * _steps_per_epoch(sampler) * (1 - 1e-12)),
+        adjacency=arguments.adjacency,
+        unit=arguments.unit,
+    )
+
+
+def _steps_per_epoch(sampler: "Sampling") -> float:
+    """Steps in which a record is drawn once, on average; of shuffled epochs a whole number."""
+    whole = getattr(sampler, "steps_per_epoch", None)
+    return whole or sampler.num_examples / sampler.expected_batch_size
+
+
+def _calibrated(arguments: argparse.Namespace) -> "SubsampledGaussian":
+    """The mechanism with the least noise multiplier of four decimals for the target."""
+    from dpjax.accounting import calibrate
+
+    least = calibrate(_mechanism(arguments), epsilon=arguments.epsilon, delta=arguments.delta)
+    assert isinstance(least.noise_multiplier, float)
+    arguments.sigma = math.ceil(least.noise_multiplier * _DECIMALS) / _DECIMALS
+    return _mechanism(arguments)
+
+
+def _answer(arguments: argparse.Namespace, mechanism: "SubsampledGaussian", first: str) -> None:
+    """Prints a table that begins with the row ``first``, or JSON, and writes the figure."""
+    from dpjax.certificates.render import round_down, round_up
+
+    certificate = mechanism.certificate(arguments.delta)
+    epochs = mechanism.num_steps / _steps_per_epoch(mechanism.sampling)
+    if arguments.plot:
+        _plot(arguments, mechanism)
+    if arguments.json:
+        values = {
+            "command": arguments.command,
+            "epsilon": certificate.epsilon,
+            "epsilon_lower": certificate.epsilon_lower,
+            "delta": certificate.delta,
+            "noise_multiplier": mechanism.noise_multiplier,
+            "num_steps": mechanism.num_steps,
+            "epochs": epochs,
+            "num_examples": arguments.n,
+            "batch_size": arguments.batch,
+            "sampler": arguments.sampler or "poisson",
+            "adjacency": arguments.adjacency,
+            "description": mechanism.guarantee.description,
+            "estimates": certificate.estimates,
+            "caveats": certificate.caveats,
+            "dpjax": dpjax.__version__,
+        }
+        _print_json(values)
+        return
+
+    lower = certificate.epsilon_lower
+    below = certificate.epsilon_lower_note if lower is None else _COMPOSED
+    others = [
+        f"{one.method} {round_up(one.value) if one.kind == 'bound' else f'{one.value:.4g}'}"
+        for one in certificate.estimates
+        if one.kind in ("bound", "approximation")
+    ]
+    rows = {
+        "epsilon": f"{round_up(certificate.epsilon)}  (certified upper bound)",
+        "lower bound": f"{'-' if lower is None else round_down(lower)}  ({below})",
+        "noise multiplier": f"{mechanism.noise_multiplier:g}",
+        "steps": f"{mechanism.num_steps:,}  ({epochs:.4g} epochs)",
+        "delta": f"{certificate.delta:g}",
+        "adjacency": arguments.adjacency,
+        "sampling": mechanism.guarantee.description["sampling"],
+        "other accountants": ", ".join(others) or "-",
+    }
+    for heading, text in {first: rows[first], **rows}.items():
+        print(f"{heading:<17}  {text}")
+    if arguments.delta * arguments.n >= 1:
+        print("warning: delta is not below one over the number of records", file=sys.stderr)
+
+
+def _plot(arguments: argparse.Namespace, mechanism: "SubsampledGaussian") -> None:
+    """Writes the figure of epsilon against epochs."""
+    from dpjax.accounting import epsilon
+    from dpjax.certificates.figure import plot_epsilon
+
+    shares = range(1, _NUM_POINTS + 1)
+    counts = sorted({math.ceil(mechanism.num_steps * i / _NUM_POINTS) for i in shares})
+    events = [mechanism.first_steps(count).guarantee.event for count in counts]
+    stated = {"delta": arguments.delta, "adjacency": arguments.adjacency}
+    figure = plot_epsilon(
+        [count / _steps_per_epoch(mechanism.sampling) for count in counts],
+        [epsilon(event, **stated) for event in events],
+        delta=arguments.delta,
+        target=getattr(arguments, "epsilon", None),
+    )
+    figure.savefig(arguments.plot, dpi=150)
+
+
+def _print_json(values: dict[str, Any]) -> None:
+    from dpjax.certificates.render import as_json
+
+    print(json.dumps(as_json(values), indent=2, ensure_ascii=False))
+
+
+def _number(
+    allowed: str, test: Callable[[float], bool], kind: type = float
+) -> Callable[[str], Any]:
+    """The type of an option: a number that passes the test."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not test(value):
+            raise argparse.ArgumentTypeError(f"must be {allowed}, got {text!r}")
+        return kind(value)
+
+    return convert
+
+
+def _figure_path(text: str) -> str:
+    path = Path(text)
+    if path.suffix.lower() not in _FIGURES or not path.parent.is_dir():
+        allowed = f"a file of type {', '.join(_FIGURES)} in a folder that exists"
+        raise argparse.ArgumentTypeError(f"must be {allowed}, got {text!r}")
+    return text
+
+
+_COUNT = _number("a whole number of at least 1", lambda x: x >= 1 and x.is_integer(), int)
+_POSITIVE = _number("a finite number above 0", lambda x: 0 < x < math.inf)
+_PROBABILITY = _number("in (0, 1)", lambda x: 0 < x < 1)
+# Type or choices, value in the usage, and help of each option; of a flag the help alone.
+_OPTIONS: dict[str, tuple[Any, str, str]] = {
+    "n": (_COUNT, "N", "number of records"),
+    "batch": (_COUNT, "B", "records in a batch; the expected ones where their number is random"),
+    "epochs": (_POSITIVE, "E", "passes over the data: E * N / B steps, rounded up"),
+    "steps": (_COUNT, "T", "number of steps"),
+    "sigma": (_POSITIVE, "S", "noise multiplier: noise standard deviation over the clip bound"),
+    "epsilon": (_POSITIVE, "EPS", "what epsilon may be at most; of compare, the claim"),
+    "delta": (_PROBABILITY, "D", "of the guarantee; well below 1/N"),
+    "adjacency": (
+        ("add_remove", "replace_one", "zero_out"),
+        "",
+        "which data sets are neighbours. add_remove: one has a record more; replace_one: one record"
+        " is replaced by any other; zero_out: by one that contributes nothing. There is no default;"
+        " compare takes all",
+    ),
+    "sampler": (
+        ("poisson", "truncated", "fixed", "shuffled"),
+        "",
+        "how batches are drawn. poisson (the default): each record independently with probability"
+        " B/N; truncated: so, but at most K of them; fixed: a random set of B; shuffled: a new"
+        " order each epoch, cut into batches, as data loaders do, of which no amplification is"
+        " counted. compare takes all but truncated",
+    ),
+    "truncated-batch": (_COUNT, "K", "with --sampler truncated: the most records in a batch"),
+    "unit": (str, "TEXT", "what is protected, such as 'one image' (default: one record)"),
+    "clip": (_POSITIVE, "C", "clip bound to state; epsilon does not depend on it (default: 1)"),
+    "paragraph": (None, "", "print one paragraph for a paper"),
+    "json": (None, "", "print the answer as JSON"),
+    "plot": (_figure_path, "FILE", "write a figure (png, pdf or svg); needs the extra plot"),
+}
+_PLAN = "n batch epochs|steps"
+# The options of each command: exactly one of those with a bar between them is given, those with a
+# question mark may be left out.
+_COMMANDS = {
+    _run_epsilon: f"{_PLAN} sigma delta adjacency plot?",
+    _run_noise: f"{_PLAN} epsilon delta adjacency plot?",
+    _run_steps: "n batch sigma epsilon delta adjacency plot?",
+    _run_certificate: f"{_PLAN} sigma|epsilon delta adjacency unit? clip? paragraph? plot?",
+    _run_compare: f"{_PLAN} sigma epsilon delta adjacency?",
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dpjax",
+        description="The privacy of DP-SGD: noisy sums of clipped gradients of random batches.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"dpjax {dpjax.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    for run, options in _COMMANDS.items():
+        name, text = run.__name__.removeprefix("_run_"), run.__doc__
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        unset = {"epochs": None, "steps": None, "sigma": None}
+        command.set_defaults(run=run, parser=command, clip=1.0, unit="one record", **unset)
+        for entry in f"{options} sampler? truncated-batch? json?".split():
+            names, required = entry.rstrip("?").split("|"), not entry.endswith("?")
+            if len(names) > 1:
+                group = command.add_mutually_exclusive_group(required=True)
+                for name in names:
+                    _add_option(group, name)
+            else:
+                _add_option(command, names[0], required=required)
+    return parser
+
+
+def _add_option(parser: "argparse._ActionsContainer", name: str, *, required: bool = False) -> None:
+    kind, metavar, text = _OPTIONS[name]
+    if kind is None:
+        parser.add_argument(f"--{name}", action="store_true", help=text)
+    elif isinstance(kind, tuple):
+        parser.add_argument(f"--{name}", choices=kind, help=text, required=required)
+    else:
+        parser.add_argument(f"--{name}", type=kind, metavar=metavar, help=text, required=required)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
