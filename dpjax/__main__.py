@@ -80,7 +80,7 @@ def _run_steps(arguments: argparse.Namespace) -> None:
     from dpjax.accounting import max_num_steps
 
     # More and more steps, until some are beyond the target.
-    arguments.epochs, most = _FIRST_EPOCHS, 0
+    arguments.steps, most = math.ceil(_FIRST_EPOCHS * arguments.n / arguments.batch), 0
     mechanism = _mechanism(arguments)
     while most < _MOST_STEPS:
         most = max_num_steps(mechanism, epsilon=arguments.epsilon, delta=arguments.delta)
@@ -168,31 +168,40 @@ def _mechanism(arguments: argparse.Namespace) -> "SubsampledGaussian":
     n, batch, most = arguments.n, arguments.batch, arguments.truncated_batch
     if batch > n:
         raise ValueError(f"argument --batch: must be at most --n, {n}, got {batch}")
-    if (most is None) == (arguments.sampler == "truncated"):
-        allowed = "given with --sampler truncated, and with it only"
+    if most is not None and arguments.sampler != "truncated":
+        allowed = "given with --sampler truncated only"
         raise ValueError(f"argument --truncated-batch: must be {allowed}, got {most}")
 
     from dpjax import mechanisms, sampling
 
-    # How batches are drawn, and how often.
+    # How batches are drawn.
     sampler: Sampling
     if arguments.sampler == "fixed":
         sampler = sampling.FixedSizeSampling(n, batch)
     elif arguments.sampler == "shuffled":
         sampler = sampling.ShuffledEpochs(n, batch)
     elif arguments.sampler == "truncated":
-        sampler = sampling.TruncatedPoissonSampling(n, batch / n, truncated_batch_size=most)
+        sampler = sampling.TruncatedPoissonSampling(
+            n, batch / n, truncated_batch_size=most or 0, expected_batch_size=float(batch)
+        )
     else:
-        sampler = sampling.PoissonSampling(n, batch / n)
-    # A quotient this close above a whole number is that number, with errors of floating point.
+        sampler = sampling.PoissonSampling(n, batch / n, expected_batch_size=float(batch))
+
+    # How often: by the rule of `dpjax.dpsgd`, but for shuffled epochs, which are whole passes.
+    steps, plan = arguments.steps, None
+    if steps is None and isinstance(sampler, sampling.ShuffledEpochs):
+        steps = math.ceil(arguments.epochs * sampler.steps_per_epoch)
+    elif steps is None:
+        plan = mechanisms.Epochs(num_examples=n, batch_size=batch, epochs=arguments.epochs)
+        steps = plan.num_steps
     return mechanisms.SubsampledGaussian(
         sampler,
         l2_clip=arguments.clip,
         noise_multiplier=arguments.sigma or 1.0,
-        num_steps=arguments.steps
-        or math.ceil(arguments.epochs * _steps_per_epoch(sampler) * (1 - 1e-12)),
+        num_steps=steps,
         adjacency=arguments.adjacency,
         unit=arguments.unit,
+        epochs=plan,
     )
 
 
@@ -340,7 +349,11 @@ _OPTIONS: dict[str, tuple[Any, str, str]] = {
         " order each epoch, cut into batches, as data loaders do, of which no amplification is"
         " counted. compare takes all but truncated",
     ),
-    "truncated-batch": (_COUNT, "K", "with --sampler truncated: the most records in a batch"),
+    "truncated-batch": (
+        _COUNT,
+        "K",
+        "with --sampler truncated: the most records in a batch (default: costs no noise)",
+    ),
     "unit": (str, "TEXT", "what is protected, such as 'one image' (default: one record)"),
     "clip": (_POSITIVE, "C", "clip bound to state; epsilon does not depend on it (default: 1)"),
     "paragraph": (None, "", "print one paragraph for a paper"),

@@ -252,7 +252,11 @@ class Certificate(Report):
         return " ".join([*sentences, *approximations, *self.caveats])
 
     def plot(self) -> "Figure":
-        """Returns a matplotlib figure of the trade-off function and the ROC curve of any attack."""
+        """Returns a matplotlib figure of the trade-off function and the ROC curve of any attack.
+
+        Where ``matplotlib.pyplot`` was imported, and in IPython, it is one of pyplot's figures:
+        ``plt.show`` and ``plt.savefig`` act on it, and ``plt.close`` frees it.
+        """
         return plot_tradeoff(
             self.curve,
             self.curve_upper,
