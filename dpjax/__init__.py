@@ -62,6 +62,7 @@ _SUBPACKAGES = (
     "pate",
     "sampling",
     "sensitivity",
+    "statistics",
     "training",
     "transforms",
 )
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
         pate,
         sampling,
         sensitivity,
+        statistics,
         training,
         transforms,
     )
