@@ -17,7 +17,6 @@ error of the quantile's rank and the rank noise of the selection.
 import abc
 import dataclasses
 import functools
-import html
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -41,9 +40,11 @@ from dpjax._checks import (
     check_type,
     check_unmasked,
 )
+from dpjax._html import HTMLTable
 from dpjax._typing import PRNGKey
 from dpjax.accounting import calibrate
 from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
+from dpjax.certificates.display import render_guarantee
 from dpjax.guarantee import Guarantee
 from dpjax.keys import is_seeded
 from dpjax.mechanisms import (
@@ -93,7 +94,7 @@ _END_SCALES, _ESTIMATE_SCALES = 8.0, 6.0
 _SIZE_WEIGHT = 0.25
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
     """One released number and its interval.
 
@@ -212,12 +213,14 @@ def _read_clipped(table: _Table, column: Column, bounds: Limits) -> Array:
 
 
 def _check_column(column: object) -> None:
-    named = isinstance(column, str | int) and not isinstance(column, bool)
-    check(named, "column", column, "the name of a column, or of an array its index")
+    is_index = isinstance(column, int) and not isinstance(column, bool) and column >= 0
+    is_name = isinstance(column, str) and column != ""
+    check(is_index or is_name, "column", column, "the name of a column, or of an array its index")
 
 
 def _checked_limits(bounds: object) -> Limits:
     """Returns a lower and a higher bound; raises ValueError for anything but two numbers."""
+    check_unmasked("bounds", bounds)
     allowed = "(low, high), two finite numbers with low < high, for one column"
     try:
         ends = [float(end) if np.ndim(end) == 0 else math.nan for end in bounds]  # type: ignore[attr-defined]
@@ -396,13 +399,13 @@ class _Moments(Query):
         )
         shown = offset + scale * min(max(value, allowed[0]), allowed[1])
         return Estimate(
-            function.statistic,
-            function.entry,
-            shown,
-            low,
-            high,
-            scale * math.sqrt(noise_variance),
-            scale * math.sqrt(total),
+            statistic=function.statistic,
+            entry=function.entry,
+            estimate=shown,
+            low=low,
+            high=high,
+            noise_std=scale * math.sqrt(noise_variance),
+            standard_error=scale * math.sqrt(total),
         )
 
     def _evaluate(
@@ -555,18 +558,26 @@ class _Counts(Query):
         assert isinstance(mechanism, DiscreteGaussian)
         noisy = np.asarray(mechanism.release(key, columns), np.float64)
         noise_std, n = mechanism.standard_deviation, size.num_examples
-        if self.column is None:
-            estimate = float(noisy[0])
-            width = float(ndtri((1 + level) / 2)) * noise_std
-            low = max(estimate - width, 0.0)
-            high = max(estimate + width, 0.0)
-            return [Estimate(self.label, "", estimate, low, high, noise_std, noise_std)]
         estimates = []
         for entry, number in zip(self.entries, noisy.tolist(), strict=True):
-            low, high = _score_interval(number, n, noise_std, level)
-            expected = min(max(number, 0.0), n)
-            error = math.sqrt(expected * (1 - expected / n) + noise_std**2)
-            estimates.append(Estimate(self.label, entry, number, low, high, noise_std, error))
+            if self.column is None:
+                width = float(ndtri((1 + level) / 2)) * noise_std
+                low, high, variance = max(number - width, 0.0), max(number + width, 0.0), 0.0
+            else:
+                low, high = _score_interval(number, n, noise_std, level)
+                expected = min(max(number, 0.0), n)
+                variance = expected * (1 - expected / n)
+            estimates.append(
+                Estimate(
+                    statistic=self.label,
+                    entry=entry,
+                    estimate=number,
+                    low=low,
+                    high=high,
+                    noise_std=noise_std,
+                    standard_error=math.sqrt(variance + noise_std**2),
+                )
+            )
         return estimates
 
 
@@ -686,7 +697,6 @@ class _Quantile(Query):
     def _make_mechanisms(
         self, *, epsilon: float, delta: float, adjacency: Adjacency, unit: str
     ) -> tuple[Mechanism, ...]:
-        # A record adds 1 - p to the rank difference of candidates above it, -p to the others'.
         largest = max(self.probability, 1 - self.probability)
         value = 1.0 if adjacency == "replace_one" else largest
         moves = Sensitivity(value, "linf", adjacency, shape=(self.num_candidates,))
@@ -712,10 +722,7 @@ class _Quantile(Query):
         size: _Size,
         level: float,
     ) -> list[Estimate]:
-        # Ranks below and up to each candidate, less the quantile's.
         grid = np.linspace(*self.bounds, self.num_candidates)
-        below = np.searchsorted(columns, grid, side="left") - self.probability * len(columns)
-        up_to = np.searchsorted(columns, grid, side="right") - self.probability * len(columns)
 
         # The margins that cover sampling error and the ends' own rank noise.
         n, rank = size.num_examples, self.probability * size.num_examples
@@ -736,7 +743,7 @@ class _Quantile(Query):
         for number, one in enumerate(jax.random.split(key, 3)):
             mechanism, shift = mechanisms[number], shifts[number]
             assert isinstance(mechanism, ExponentialMechanism)
-            utilities = -np.maximum(np.maximum(below - shift, shift - up_to), 0.0)
+            utilities = -_rank_distances(columns, grid, self.probability, shift)
             if number > 0 and is_sparse[number - 1]:
                 side = grid <= selected[0] if number == 1 else grid >= selected[0]
                 utilities = np.where(side, utilities, -np.inf)
@@ -757,7 +764,34 @@ class _Quantile(Query):
         per_rank = (high - low) / sum(margins)
         noise_std = math.sqrt(2) * scales[0] * per_rank
         error = math.hypot(noise_std, rank_std * per_rank)
-        return [Estimate(self.label, "", estimate, low, high, noise_std, error)]
+        return [
+            Estimate(
+                statistic=self.label,
+                entry="",
+                estimate=estimate,
+                low=low,
+                high=high,
+                noise_std=noise_std,
+                standard_error=error,
+            )
+        ]
+
+
+def _rank_distances(values: Array, grid: Array, probability: float, shift: float) -> Array:
+    """Returns how far candidates are, in ranks, from the quantile's rank plus ``shift``.
+
+    A record adds one less the probability to the rank difference of candidates above it, and takes
+    the probability off that of others: the largest distance of neighbours follows.
+
+    Args:
+      values: sorted, ``(n,)``.
+      grid: candidates.
+      probability: of the quantile.
+      shift: in ranks.
+    """
+    below = np.searchsorted(values, grid, side="left") - probability * len(values)
+    up_to = np.searchsorted(values, grid, side="right") - probability * len(values)
+    return np.maximum(np.maximum(below - shift, shift - up_to), 0.0)
 
 
 def _rank_margin(rank_std: float, scale: float, level: float) -> float:
@@ -957,13 +991,9 @@ class StatisticsRelease:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        heading, *rows = self._rows
-        top = "".join(f"<th>{html.escape(cell)}</th>" for cell in heading)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in rows
-        )
-        return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+        columns, *rows = self._rows
+        table = HTMLTable("Estimates", rows, columns)
+        return render_guarantee("Statistics", self.guarantee, first=[table])
 
 
 def plan(
@@ -1000,6 +1030,7 @@ def plan(
     check_delta(delta)
     check_adjacency(adjacency)
     check_text("unit", unit)
+    check_type("queries", queries, Sequence, "a list of queries such as statistics.mean returns")
     asked = tuple(queries)
     check(len(asked) > 0, "queries", asked, "at least one query")
     for query in asked:

@@ -13,6 +13,7 @@ import pytest
 from helpers.public_callables import PublicCallable, describe, public_callables, public_names
 
 import dpjax
+from dpjax import statistics
 
 # The name of a concept, by other names that it could have.
 CONCEPTS = {
@@ -73,6 +74,7 @@ EXCHANGED = {
     "dpjax.sampling.TruncatedPoissonSampling": lambda: dpjax.TruncatedPoissonSampling(
         0.1, 100, truncated_batch_size=30
     ),
+    "dpjax.statistics.quantile": lambda: statistics.quantile(0.5, 0, bounds=(0.0, 1.0)),
 }
 
 

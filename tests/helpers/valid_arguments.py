@@ -17,6 +17,7 @@ from dp_accounting import GaussianDpEvent
 
 import dpjax
 from dpjax import bdp, federated, pate
+from dpjax import statistics as table_statistics
 from dpjax.accounting import tradeoff
 from dpjax.bayes import conjugate, regression, sgmcmc
 from helpers.public_callables import PublicCallable, public_names
@@ -60,6 +61,12 @@ def steps() -> dpjax.SubsampledGaussian:
 
 def bound_of(norm: str, *shape: int) -> dpjax.Sensitivity:
     return dpjax.Sensitivity(1.0, norm=norm, adjacency="zero_out", shape=shape)
+
+
+@functools.cache
+def statistics_plan() -> table_statistics.StatisticsPlan:
+    query = table_statistics.mean("x", bounds=(-1.0, 1.0))
+    return table_statistics.plan([query], epsilon=1.0, delta=1e-5, adjacency="zero_out")
 
 
 @functools.cache
@@ -286,6 +293,11 @@ VALUES: dict[str, Any] = {
     "l2_bound": 1.0,
     "num_thresholds": 3,
     "query": lambda: np.mean,
+    # Statistics of tables.
+    "column": "x",
+    "queries": lambda: [table_statistics.mean("x", bounds=(-1.0, 1.0))],
+    "statistics.StatisticsPlan.release: records": {"x": np.ones(4)},
+    "statistics.release: records": {"x": np.ones(4)},
     # Training and transformations.
     "mesh": lambda: jax.make_mesh((2,), ("data",)),
     "sharding": mesh_sharding,
@@ -650,6 +662,8 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "mechanisms.ClippedSum": lambda: dpjax.mechanisms.ClippedSum(
         (np.zeros(2), np.ones(2)), scale=4.0, adjacency="zero_out"
     ),
+    "statistics.StatisticsPlan": statistics_plan,
+    "statistics.StatisticsRelease": lambda: statistics_plan().release(KEY, {"x": np.ones(4)}),
     "pate.ConfidentGNMax": confident,
     "pate.mechanisms.VoteAggregation": gnmax,
     "pate.Partition": lambda: pate.Partition(np.array([[0, 1], [2, 3]]), 8),
@@ -662,6 +676,7 @@ OPTIONAL: dict[str, dict[str, Any]] = {
     "accounting.max_num_steps": {"epsilon": 1.0, "delta": 1e-5},
     "mechanisms.dpsgd": {"noise_multiplier": 1.0},
     "mechanisms.mechanism_of": {"num_steps": 3},
+    "statistics.histogram": {"edges": [0.0, 1.0, 2.0]},
     "pate.ConfidentGNMax.release": {"student_probabilities": np.full((3, 3), 1 / 3)},
     "bayes.conjugate.naive_posterior": {"num_examples": 8},
     "bayes.conjugate.noise_aware_posterior": {"num_examples": 8},
@@ -726,6 +741,7 @@ RESULTS = {
         ],
         "sampling": ["Batch"],
         "sensitivity": ["EmpiricalSensitivity"],
+        "statistics": ["Estimate", "StatisticsPlan", "StatisticsRelease"],
         "training": [
             "PrivateStep",
             "Report",
