@@ -18,8 +18,8 @@ FIRST = {
     "dpjax.accounting.tradeoff": "TradeOff Gaussian Laplace compose subsample mixture group",
     "dpjax.sensitivity": "Sensitivity of_mean of_sum of_count of_histogram of_quantile_counts"
     " of_second_moment clip_to clip_norm_to to_grid",
-    "dpjax.statistics": "release plan count histogram mean variance quantile StatisticsPlan"
-    " StatisticsRelease Estimate Query",
+    "dpjax.statistics": "release plan count histogram mean variance covariance quantile"
+    " StatisticsPlan StatisticsRelease Estimate Query",
     "dpjax.pate": "train_teachers count_votes LNMax GNMax ConfidentGNMax predict_labels Answers"
     " certificate PATECertificate",
     "dpjax.federated": "FederatedSum ClippedGradientSum Parties run_round Result Adversary"

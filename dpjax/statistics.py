@@ -1,13 +1,13 @@
-"""Statistics of tables: counts, means, variances, histograms and quantiles with intervals.
+"""Statistics of tables: counts, moments, histograms and quantiles, with intervals.
 
 A query states a statistic of columns with public bounds. A plan divides one budget over queries,
 and its release returns for each an estimate and an interval that includes sampling error and noise.
 
-**Moments.** A column clipped to (low, high) is mapped to y in [-1, 1]. Means and variances are
-functions of average monomials of y, released together with Gaussian noise. The variance of an
-estimate is that of the noise, known, plus that of sampling, by the delta method: with gradient g
-the average of (sum of g_a y^a)^2 is a combination of monomials of twice the order, which are
-released too.
+**Moments.** A column clipped to (low, high) is mapped to y in [-1, 1]. Means, variances and
+covariances are functions of average monomials of y, released together with Gaussian noise. The
+variance of an estimate is that of the noise, known, plus that of sampling, by the delta method:
+with gradient g the average of (sum of g_a y^a)^2 is a combination of monomials of twice the order,
+which are released too.
 
 **Quantiles.** The exponential mechanism selects from a public grid a value whose rank is near the
 quantile's, and two more, whose ranks are lower and higher by a margin that covers the sampling
@@ -68,6 +68,7 @@ __all__ = [
     "StatisticsPlan",
     "StatisticsRelease",
     "count",
+    "covariance",
     "histogram",
     "mean",
     "plan",
@@ -90,6 +91,9 @@ _QUANTILE_SHARES = (0.5, 0.25, 0.25)
 # Scales of rank noise beyond a rank that make the grid's parts without records unlikely: of an end
 # of the interval, and of the estimate by which a sparse end is limited.
 _END_SCALES, _ESTIMATE_SCALES = 8.0, 6.0
+# Probabilities and shifts of ranks are multiples of this, so that ranks of up to 2^29 records are
+# computed without rounding, and the sensitivity of a utility is exact.
+_RANK_UNIT = 2.0**-24
 # The weight of the number of records, where it is private and no query asks for it.
 _SIZE_WEIGHT = 0.25
 
@@ -240,13 +244,11 @@ class _Function:
 
     Attributes:
       statistic: its label.
-      entry: which number of it.
       kind: ``"mean"`` or ``"covariance"``.
       columns: of the moment query, by their indices.
     """
 
     statistic: str
-    entry: str
     kind: str
     columns: tuple[int, ...]
 
@@ -400,7 +402,7 @@ class _Moments(Query):
         shown = offset + scale * min(max(value, allowed[0]), allowed[1])
         return Estimate(
             statistic=function.statistic,
-            entry=function.entry,
+            entry="",
             estimate=shown,
             low=low,
             high=high,
@@ -479,14 +481,44 @@ def variance(column: Column, *, bounds: Limits, weight: float = 1.0) -> Query:
     return _moments("variance", column, bounds, weight, order=2)
 
 
+def covariance(
+    first: Column, second: Column, *, bounds: tuple[Limits, Limits], weight: float = 1.0
+) -> Query:
+    """Returns a query of the covariance of two clipped columns, with divisor n - 1.
+
+    Fourteen monomials of the two columns are released for it and its interval: the noise is about
+    1.5 times that of a variance in the same units at the same budget.
+
+    Args:
+      first: a column, as of `mean`.
+      second: another column.
+      bounds: of both columns, each as of `mean`.
+      weight: as of `mean`.
+
+    Raises:
+      ValueError: one column twice, not two pairs of bounds, or as `mean`.
+
+    >>> covariance("age", "income", bounds=((0, 100), (0, 200_000))).label
+    'covariance of age and income'
+    """
+    _check_column(second)
+    check(second != first, "second", second, f"another column than first, {first!r}")
+    check_type("bounds", bounds, Sequence, "two pairs (low, high), of first and of second")
+    check(len(bounds) == 2, "bounds", bounds, "two pairs (low, high), of first and of second")
+    _check_column(first)
+    check_positive("weight", weight)
+    label = f"covariance of {first} and {second}"
+    limits = (_checked_limits(bounds[0]), _checked_limits(bounds[1]))
+    function = _Function(label, "covariance", (0, 1))
+    return _Moments(label, weight, (first, second), limits, 2, (function,))
+
+
 def _moments(kind: str, column: Column, bounds: Limits, weight: float, order: int) -> Query:
     _check_column(column)
     check_positive("weight", weight)
     label = f"{kind} of {column}"
     function = (
-        _Function(label, "", "mean", (0,))
-        if kind == "mean"
-        else _Function(label, "", "covariance", (0, 0))
+        _Function(label, "mean", (0,)) if kind == "mean" else _Function(label, "covariance", (0, 0))
     )
     limits = (_checked_limits(bounds),)
     return _Moments(label, weight, (column,), limits, order, (function,))
@@ -682,7 +714,7 @@ class _Quantile(Query):
       label: of the query.
       weight: its share of the budget.
       column: its name.
-      probability: of the quantile.
+      probability: of the quantile, a multiple of `_RANK_UNIT`.
       bounds: of the grid.
       num_candidates: of the grid.
     """
@@ -733,7 +765,7 @@ class _Quantile(Query):
         # Where few records are beyond an end on its other side, the selection may land there in a
         # part of the grid without records: such an end is selected on its own side of the estimate,
         # and is the bound where the estimate itself may be in such a part.
-        shifts = (0.0, -margins[0], margins[1])
+        shifts = [_round_rank(shift) for shift in (0.0, -margins[0], margins[1])]
         beyond = (n - rank, rank)
         is_sparse = [
             least + margin < _END_SCALES * scale
@@ -786,12 +818,17 @@ def _rank_distances(values: Array, grid: Array, probability: float, shift: float
     Args:
       values: sorted, ``(n,)``.
       grid: candidates.
-      probability: of the quantile.
+      probability: of the quantile; like ``shift`` a multiple of `_RANK_UNIT`.
       shift: in ranks.
     """
     below = np.searchsorted(values, grid, side="left") - probability * len(values)
     up_to = np.searchsorted(values, grid, side="right") - probability * len(values)
     return np.maximum(np.maximum(below - shift, shift - up_to), 0.0)
+
+
+def _round_rank(rank: float) -> float:
+    """Returns the nearest multiple of `_RANK_UNIT`."""
+    return round(float(rank) / _RANK_UNIT) * _RANK_UNIT
 
 
 def _rank_margin(rank_std: float, scale: float, level: float) -> float:
@@ -838,7 +875,7 @@ def quantile(
     check_positive("weight", weight)
     label = f"{float(probability):g}-quantile of {column}"
     limits = _checked_limits(bounds)
-    return _Quantile(label, weight, column, float(probability), limits, int(num_candidates))
+    return _Quantile(label, weight, column, _round_rank(probability), limits, int(num_candidates))
 
 
 # --- Plans and releases
