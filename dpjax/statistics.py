@@ -482,7 +482,7 @@ def variance(column: Column, *, bounds: Limits, weight: float = 1.0) -> Query:
 
 
 def covariance(
-    first: Column, second: Column, *, bounds: tuple[Limits, Limits], weight: float = 1.0
+    columns: tuple[Column, Column], *, bounds: tuple[Limits, Limits], weight: float = 1.0
 ) -> Query:
     """Returns a query of the covariance of two clipped columns, with divisor n - 1.
 
@@ -490,22 +490,24 @@ def covariance(
     1.5 times that of a variance in the same units at the same budget.
 
     Args:
-      first: a column, as of `mean`.
-      second: another column.
+      columns: two different ones, each as of `mean`.
       bounds: of both columns, each as of `mean`.
       weight: as of `mean`.
 
     Raises:
       ValueError: one column twice, not two pairs of bounds, or as `mean`.
 
-    >>> covariance("age", "income", bounds=((0, 100), (0, 200_000))).label
+    >>> covariance(("age", "income"), bounds=((0, 100), (0, 200_000))).label
     'covariance of age and income'
     """
-    _check_column(second)
-    check(second != first, "second", second, f"another column than first, {first!r}")
-    check_type("bounds", bounds, Sequence, "two pairs (low, high), of first and of second")
-    check(len(bounds) == 2, "bounds", bounds, "two pairs (low, high), of first and of second")
+    pairs = {"columns": columns, "bounds": bounds}
+    for name, pair in pairs.items():
+        check_type(name, pair, Sequence, "a pair, one of each column")
+        check(len(pair) == 2, name, pair, "a pair, one of each column")
+    first, second = columns
     _check_column(first)
+    _check_column(second)
+    check(first != second, "columns", columns, "two different columns")
     check_positive("weight", weight)
     label = f"covariance of {first} and {second}"
     limits = (_checked_limits(bounds[0]), _checked_limits(bounds[1]))

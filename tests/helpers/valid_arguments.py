@@ -298,6 +298,8 @@ VALUES: dict[str, Any] = {
     "queries": lambda: [table_statistics.mean("x", bounds=(-1.0, 1.0))],
     "statistics.StatisticsPlan.release: records": {"x": np.ones(4)},
     "statistics.release: records": {"x": np.ones(4)},
+    "statistics.covariance: columns": ("x", "y"),
+    "statistics.covariance: bounds": ((0.0, 1.0), (0.0, 1.0)),
     # Training and transformations.
     "mesh": lambda: jax.make_mesh((2,), ("data",)),
     "sharding": mesh_sharding,
@@ -676,7 +678,6 @@ OPTIONAL: dict[str, dict[str, Any]] = {
     "accounting.max_num_steps": {"epsilon": 1.0, "delta": 1e-5},
     "mechanisms.dpsgd": {"noise_multiplier": 1.0},
     "mechanisms.mechanism_of": {"num_steps": 3},
-    "statistics.covariance": {"first": "x", "second": "y", "bounds": ((0.0, 1.0), (0.0, 1.0))},
     "statistics.histogram": {"edges": [0.0, 1.0, 2.0]},
     "pate.ConfidentGNMax.release": {"student_probabilities": np.full((3, 3), 1 / 3)},
     "bayes.conjugate.naive_posterior": {"num_examples": 8},
