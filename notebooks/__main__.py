@@ -54,7 +54,9 @@ def main(arguments: Sequence[str]) -> str | None:
 def execute(path: Path) -> None:
     """Executes one notebook in a kernel of its own, and writes the copy."""
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
+    # What a cell prints while it computes arrives in pieces, which are joined.
+    client = NotebookClient(notebook, timeout=600, kernel_name="python3", coalesce_streams=True)
+    client.execute()
     nbformat.write(notebook, OUT / path.name)
     print(f"{path.name}: executed", flush=True)
 

@@ -11,8 +11,10 @@ from dpjax.accounting.accountants import (
 from dpjax.accounting.calibration import calibrate, max_num_steps
 from dpjax.accounting.event_tradeoff import tradeoff_bounds, tradeoff_curve
 from dpjax.accounting.events import UnsupportedEventError
+from dpjax.accounting.kinds.approximate_dp import ApproximateDpEvent
 
 __all__ = [
+    "ApproximateDpEvent",
     "EpsilonBounds",
     "ProfileBounds",
     "UnsupportedEventError",
