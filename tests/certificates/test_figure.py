@@ -23,6 +23,7 @@ def pyplot():
     from matplotlib import pyplot
 
     matplotlib.use("agg")
+    pyplot.close("all")  # those of other tests
     yield pyplot
     pyplot.close("all")
 
