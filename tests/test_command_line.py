@@ -287,8 +287,13 @@ def test_module_runs_as_a_command():
 
 @pytest.mark.parametrize(("line", "output"), EXAMPLES, ids=[line[:30] for line, _ in EXAMPLES])
 def test_examples_of_the_page_print_what_it_shows(line, output, run, monkeypatch, tmp_path):
+    """But for digits of JSON's numbers beyond the eighth, which other versions of numpy change."""
     monkeypatch.chdir(tmp_path)
-    assert run(line) == output
+    shown, expected = (
+        re.sub(r"\d+\.\d{8,}", lambda number: f"{float(number[0]):.8g}", text)
+        for text in (run(line), output)
+    )
+    assert shown == expected
 
 
 def test_page_has_an_example_of_each_command_but_certificate():
