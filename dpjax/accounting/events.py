@@ -267,7 +267,7 @@ def loss_deviation(atoms: AtomicEvents) -> float:
 
 
 def coarsen_noise_schedule(atoms: AtomicEvents, side: Literal["upper", "lower"]) -> AtomicEvents:
-    """Merges similar noise multipliers, conservatively, to at most ``MOST_NOISES`` for each rate.
+    """Replaces a long noise schedule by one with at most 128 different noise multipliers.
 
     The range of noise multipliers is cut evenly in ratios. Those of one interval become the least
     of them for an ``"upper"`` bound, the largest for a ``"lower"`` one: adding noise to a release

@@ -15,4 +15,4 @@ class NotebookFigure(Figure):
     def _ipython_display_(self) -> None:
         if "inline" in matplotlib.get_backend():
             pyplot.close(self)
-        raise NotImplementedError  # IPython goes on with the formats of figures
+        raise NotImplementedError  # by IPython's protocol: it then displays the figure as usual

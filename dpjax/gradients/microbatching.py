@@ -49,7 +49,9 @@ def sum_over_microbatches(
     *,
     unroll: bool = False,
 ) -> ClippedSum:
-    """The sum of ``compute`` over micro-batches, with compensation for rounding.
+    """Returns the sum of clipped gradients over micro-batches (gradient accumulation).
+
+    Rounding errors of the sum are compensated.
 
     See `scan_microbatches`.
     """

@@ -237,5 +237,5 @@ class ClippedSum(RecordSum):
         return sum_in_blocks(np.asarray(clipped, np.float64))
 
     def from_sum(self, noisy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Returns ``noisy``."""
+        """Returns the noisy sum unchanged."""
         return noisy

@@ -105,7 +105,7 @@ class Sampling(abc.ABC):
         return jax.random.fold_in(jax.tree.leaves(state)[0], _SUBSET_STREAM)
 
     def num_batches(self, draw: PyTree) -> jax.Array | int:
-        """Returns the number of physical batches that ``draw`` fills: int32 >= 0, or the int 1."""
+        """Returns how many physical batches ``draw`` needs: int32 >= 0, or the int 1."""
         return 1
 
     def batch(self, draw: PyTree, part: jax.Array | int) -> Batch:

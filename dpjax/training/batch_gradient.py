@@ -197,7 +197,9 @@ def add_up_shards(
     arguments: tuple[PyTree, ...],
     specs: tuple[PartitionSpec, ...],
 ) -> BatchSum:
-    """Returns ``local(*arguments)`` of every device, added up; norms and mask stay apart.
+    """Returns the sum of clipped gradients over all devices of the mesh, by ``psum``.
+
+    ``local(*arguments)`` is that of one device; norms and mask stay sharded.
 
     The sum has the shapes and the placement of ``params``. ``specs`` are how each argument is split
     over the batch axes.

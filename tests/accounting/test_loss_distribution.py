@@ -16,6 +16,8 @@ from dpjax.accounting.kinds.gaussian import (
     replacement_loss_distribution,
 )
 from dpjax.accounting.loss_distribution import (
+    GridLosses,
+    GridMasses,
     compose_grids,
     connect_dots,
     subsampled_loss,
@@ -256,3 +258,13 @@ def test_grid_epsilon_of_largest_losses():
 def test_connect_dots_refuses_rising_deltas():
     with pytest.raises(ValueError, match="deltas must fall"):
         connect_dots(0.1, 0, np.array([0.1, 0.2]))
+
+
+@pytest.mark.parametrize("infinite", [0.0, 1e-6])
+def test_compose_grids_counts_what_it_leaves_out_as_infinite(infinite):
+    """A mass of 1e-15, beside that of any one release with an infinite loss."""
+    masses = np.array([0.5, 0.5]) * (1 - infinite)
+    one = GridLosses(GridMasses(0.1, 0, masses, infinite))
+    composed = compose_grids([(one, 3)], 0.1).remove.infinite
+    some_infinite = -math.expm1(3 * math.log1p(-infinite))
+    assert composed - some_infinite == pytest.approx(1e-15, rel=0.2)

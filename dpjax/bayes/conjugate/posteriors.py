@@ -1,5 +1,6 @@
 """Posteriors of conjugate families in closed form, and their mixtures: float64 on the host."""
 
+import abc
 from dataclasses import dataclass
 
 import jax
@@ -29,7 +30,7 @@ _ENDS = SUMMARY_COLUMNS[2:]
 _MOST_SHOWN = 30
 
 
-class Posterior:
+class Posterior(abc.ABC):
     """Posterior distribution of the parameters, given observed or released statistics.
 
     Its fields are arrays with batch axes in front, one entry for each data set. The entries of a
@@ -37,13 +38,14 @@ class Posterior:
     draws, or overrides ``mean``, ``cdf``, ``quantile`` and ``sample``.
     """
 
+    # Mixtures and the normal-inverse-gamma posterior, which have none, override what uses it.
     def _marginal(self) -> rv_frozen:
         """The marginal distribution of each entry."""
         raise NotImplementedError(f"{type(self).__name__} has no marginal distribution")
 
+    @abc.abstractmethod
     def _draw(self, key: PRNGKey, num_samples: int) -> jax.Array:
         """Draws ``num_samples`` parameters on a new leading axis."""
-        raise NotImplementedError(f"{type(self).__name__} cannot be sampled")
 
     @property
     def mean(self) -> Array:

@@ -325,7 +325,7 @@ class PerturbedStatistics(StatisticsMechanism[RegressionStatistics], RecordSum):
 
     @property
     def sum_parts(self) -> tuple[SumPart, ...]:
-        """The upper triangle of xtx, then xty and yty, where it is released."""
+        """The released sums as Gaussian mechanisms: upper triangle of xtx, then xty, then yty."""
         weights = (upper_triangle(self._weights), np.ones(self.num_features), np.ones(1))
         released = zip(self.parts, weights, strict=True)
         return tuple(SumPart(part, weight) for part, weight in released if part is not None)

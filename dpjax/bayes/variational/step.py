@@ -129,7 +129,7 @@ class VariationalStep:
 
     @property
     def one_device_update(self) -> Update[DPSVIState, StepData, jax.Array]:
-        """`update` on one device."""
+        """The update step without sharding, for a run on one device."""
         return replace(self, sharding=None).update
 
     def update_with_info(

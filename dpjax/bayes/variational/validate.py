@@ -140,7 +140,7 @@ def initial_value(site: Site) -> jax.Array | None:
     try:
         return init_to_uniform(site)
     except (NotImplementedError, ValueError):
-        return None
+        return None  # numpyro raises these for such priors and supports
 
 
 def _find_record_plate(sites: Trace, num_examples: int) -> str:
