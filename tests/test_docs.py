@@ -14,6 +14,8 @@ from experiments.benchmarks.results import Benchmark, Row, Table, save
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if "```python" in path.read_text("utf-8"))
+# Pages of one long example, in which each block continues the one before.
+CONTINUED = {"new_mechanism"}
 NOTEBOOKS = sorted(DOCS.parent.glob("notebooks/*.ipynb"))
 REFERENCE = "\n".join(path.read_text("utf-8") for path in sorted(DOCS.glob("reference/*.md")))
 
@@ -168,8 +170,9 @@ def test_power_undocumented_name_is_found(name, value, message):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES, ids=[path.stem for path in PAGES])
 def test_python_blocks_of_the_pages_run(path):
+    names: dict[str, object] = {}
     for block in re.findall(r"```python\n(.*?)```", path.read_text("utf-8"), re.DOTALL):
-        exec(compile(block, str(path), "exec"), {})
+        exec(compile(block, str(path), "exec"), names if path.stem in CONTINUED else {})
 
 
 def test_every_notebook_agrees_with_its_markdown():

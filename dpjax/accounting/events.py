@@ -136,11 +136,13 @@ class AtomicEvent:
         """
         raise UnsupportedEventError(
             f"no privacy loss distribution of {event_name(self.event)} is known under this"
-            " adjacency"
+            " adjacency: its kind has no grid_builder"
         )
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
-        """Returns the distribution of the loss between two neighbours, for lower bounds.
+        """Returns the distribution of the loss between two neighbours.
+
+        Lower bounds are composed of it; of upper bounds it sets spacing and range of the grid.
 
         Args:
           direction: ``"add"`` where the first of the two lacks the record, ``"remove"`` where it
@@ -151,7 +153,8 @@ class AtomicEvent:
           UnsupportedEventError: no pair of neighbours whose loss has a known distribution.
         """
         raise UnsupportedEventError(
-            f"the loss of {event_name(self.event)} under this adjacency has no bound from below"
+            f"no distribution of the loss of {event_name(self.event)} is known under this"
+            " adjacency, which upper and lower bounds need: its kind has no loss_distribution"
         )
 
     def neighbor_losses(self, direction: Direction, tail: float) -> tuple[LossDistribution, ...]:

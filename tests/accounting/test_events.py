@@ -192,6 +192,13 @@ def test_event_without_kind_is_refused():
         epsilon(PairDpEvent(36.0), DELTA, adjacency="add_remove")
 
 
+@pytest.mark.parametrize("missing", ["grid_builder", "loss_distribution"])
+def test_method_that_a_kind_lacks_is_named(kind, missing):
+    setattr(kind, missing, getattr(events.AtomicEvent, missing))
+    with pytest.raises(UnsupportedEventError, match=f"its kind has no {missing}"):
+        epsilon(PairDpEvent(36.0), DELTA, adjacency="add_remove")
+
+
 NOISES = np.linspace(0.8, 1.6, 24)
 EVENT = dp_event.ComposedDpEvent([poisson(float(noise), 0.05, 3) for noise in NOISES])
 
