@@ -1,8 +1,10 @@
 """``import dpjax`` imports nothing heavy, and optional dependencies only where they are used."""
 
 import ast
+import importlib
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -94,8 +96,30 @@ def test_unknown_name_is_an_attribute_error():
 
 def test_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"matplotlib.*pip install 'dpjax\[plot\]'"):
+    with pytest.raises(ImportError, match=r"^matplotlib is not installed: .* extra 'plot'"):
         dpjax.certificates.figure.plot_tradeoff(None, None, epsilon=1.0, delta=0.1, attack_goal="")
+
+
+@pytest.mark.parametrize(
+    ("module", "library", "extra"),
+    [
+        ("sklearn.datasets", "scikit-learn", "data"),
+        ("PIL", "pillow", "data"),
+        ("tensorflow_datasets", "tensorflow-datasets", "data"),
+        ("arviz_base", "arviz-base", "arviz"),
+        ("grpc", "grpcio", "federated"),
+        ("cryptography.x509", "cryptography", "federated"),
+    ],
+)
+def test_missing_library_has_the_name_that_the_extra_installs(monkeypatch, module, library, extra):
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert any(line.startswith(library) for line in extras[extra])
+    monkeypatch.setitem(sys.modules, module, None)
+    message = rf"^{library} is not installed: .*extra '{extra}' .*: pip install '\.\[{extra}\]'"
+    with pytest.raises(ImportError, match=message), requires_extra(extra):
+        importlib.import_module(module)
 
 
 def test_other_import_errors_pass_unchanged():

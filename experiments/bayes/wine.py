@@ -44,7 +44,7 @@ def column(epsilon: float) -> str:
 
 @functools.cache
 def _records() -> Records:
-    return scale_records(load_data("wine"))
+    return scale_records(data_set())
 
 
 @functools.cache
@@ -92,7 +92,7 @@ def run_row(row: Row, context: RowContext) -> Result:
             COVERAGE: 100 * float(scores[at].coverage.mean()),
         },
         certified={"ε, in this order": epsilons_certified} if epsilons_certified else {},
-        note=f"{load_data('wine').note} {len(splits.train)} random splits: {splits.test.shape[1]}"
+        note=f"{data_set().note} {len(splits.train)} random splits: {splits.test.shape[1]}"
         " records for testing, the others for training. Seeded keys: the noise is reproducible,"
         " so these runs are not private. Every ε is that of one run.",
         series={
@@ -167,4 +167,4 @@ def finding(records: Sequence[Record]) -> Finding:
     )
 
 
-data_set = functools.partial(load_data, "wine")
+data_set = functools.partial(load_data, "wine", stand_in=True)

@@ -11,7 +11,7 @@ from experiments.data import Dataset, load_data
 
 @functools.cache
 def data_set() -> Dataset:
-    return load_data("adult_attributes")
+    return load_data("adult_attributes", stand_in=True)
 
 
 TABLE = variational.Table(

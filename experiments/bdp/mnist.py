@@ -24,7 +24,7 @@ _OURS = published_row(96.0, (2.2, 0.898))
 @functools.cache
 def data_set() -> Dataset:
     """Returns MNIST, or its stand-in if it is not available."""
-    return load_data("mnist")
+    return load_data("mnist", stand_in=True)
 
 
 def rows(profile: str) -> list[Row]:

@@ -1,7 +1,8 @@
 """Public data sets as arrays with their provenance.
 
 `load_data` returns a `Dataset` by its name in the table of `catalogue`. Nothing is downloaded on
-import. Where the data are not available, other data stand in for them, with ``is_stand_in`` set.
+import. Data that are not available are an error; with ``stand_in=True`` other data of the same kind
+are returned in their place, with ``is_stand_in`` set.
 """
 
 from dpjax.datasets import Split

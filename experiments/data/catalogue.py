@@ -6,6 +6,7 @@
 from typing import Any, Literal, overload
 
 from dpjax._checks import check_choice
+from dpjax._extras import requires_extra
 from experiments.data import images, ratings, reviews, tables
 from experiments.data.base import Dataset, DrugResponses, RatingsDataset, RegressionDataset
 from experiments.data.sources import TFDS, DataSet, Form
@@ -220,28 +221,33 @@ DATA_SETS = {
 
 
 @overload
-def load_data(name: Literal["gdsc"]) -> DrugResponses: ...
+def load_data(name: Literal["gdsc"], *, stand_in: bool = ...) -> DrugResponses: ...
 @overload
-def load_data(name: Literal["movielens"]) -> RatingsDataset: ...
+def load_data(name: Literal["movielens"], *, stand_in: bool = ...) -> RatingsDataset: ...
 @overload
-def load_data(name: Literal["wine"]) -> RegressionDataset: ...
+def load_data(name: Literal["wine"], *, stand_in: bool = ...) -> RegressionDataset: ...
 @overload
-def load_data(name: str, *, scaling: Scaling = ...) -> Dataset: ...
-def load_data(name: str, **options: Any) -> Any:
+def load_data(name: str, *, stand_in: bool = ..., scaling: Scaling = ...) -> Dataset: ...
+def load_data(name: str, *, stand_in: bool = False, **options: Any) -> Any:
     """Returns a data set of `DATA_SETS`, from the first of its sources that has it, or the digits.
 
     The sources are, in this order, the raw files in ``DPJAX_DATA_DIR``, the copy prepared by TFDS
-    in ``$TFDS_DATA_DIR``, and the host's files, which are kept in ``$XDG_CACHE_HOME/dpjax``. Where
-    none is available, other data stand in, with ``is_stand_in`` set and a note that says so.
+    in ``$TFDS_DATA_DIR``, and the host's files, which are kept in ``$XDG_CACHE_HOME/dpjax``.
 
     Args:
       name: of the data set, or ``"digits"``, which come with dpjax.
+      stand_in: whether other data of the same kind are returned where no source is available, with
+        ``is_stand_in`` set and a note that says so. Results on them are not results on the data
+        set.
       scaling: of "abalone" and "adult_attributes": ``"published"`` (default) standardises the
         columns with the statistics of all records, ``"public"`` scales them by public ranges.
 
     Raises:
       ValueError: for an unknown name or scaling; the error lists those that there are.
-      FileNotFoundError: if ``DPJAX_DATA_DIR`` holds some of the files and not the others.
+      FileNotFoundError: if no source is available and ``stand_in`` is False; the error says where
+        the data were looked for. Or if ``DPJAX_DATA_DIR`` holds some of the files and not the
+        others.
+      ImportError: if a library that reads the data is not installed; the error names it.
       CorruptedFileError: if a source has damaged data; no other source is tried then.
 
     >>> load_data("digits").num_classes
@@ -250,7 +256,10 @@ def load_data(name: str, **options: Any) -> Any:
     check_choice("name", name, ("digits", *DATA_SETS))
     if "scaling" in options:
         check_choice("scaling", options["scaling"], ("published", "public"))
-    return images.load_digits() if name == "digits" else DATA_SETS[name].load(**options)
+    if name == "digits":
+        return images.load_digits()
+    with requires_extra("data"):
+        return DATA_SETS[name].load(stand_in=stand_in, **options)
 
 
 def load_stand_in(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Where a data set comes from: raw files, a copy prepared by TFDS, its host, or other data.
+"""Sources of a data set: raw files, a copy prepared by TFDS, its host; other data on request.
 
 `DataSet.load` tries them in this order. Downloads, their checksums and their cache are pooch's.
 """
@@ -83,7 +83,7 @@ class DataSet:
       about: what it is, its source and licence.
       folder: of its raw files below ``DPJAX_DATA_DIR``, and of its downloads.
       forms: that its files have; the first one that is there is read.
-      stand_in: returns other data, for when no source is available.
+      stand_in: returns other data of the same kind, for when no source is available.
       tfds: the copy prepared by TFDS, if there is one.
     """
 
@@ -94,28 +94,43 @@ class DataSet:
     stand_in: Callable[..., Dataset]
     tfds: TFDS | None = None
 
-    def load(self, **options: Any) -> Dataset:
-        """Returns the data set from the first source that has it, or the data that stand in for it.
+    def load(self, *, stand_in: bool = False, **options: Any) -> Dataset:
+        """Returns the data set from the first source that has it.
 
         Its note ends with the reasons why earlier sources were not available. For a stand-in the
         note is also logged as a warning.
 
         Args:
+          stand_in: whether other data are returned, and say so, where no source is available.
           **options: of the reading function, for example ``scaling``.
 
         Raises:
-          FileNotFoundError: if ``DPJAX_DATA_DIR`` holds some of the files and not the others.
+          FileNotFoundError: if no source is available and ``stand_in`` is False, or if
+            ``DPJAX_DATA_DIR`` holds some of the files and not the others.
           CorruptedFileError: if a source has damaged data; no other source is tried then.
         """
+        sources = [self._from_data_dir, self._from_tfds, self._from_host]
+        if stand_in:
+            sources.append(self.load_stand_in)
+
         reasons = []
-        for source in (self._from_data_dir, self._from_tfds, self._from_host, self.load_stand_in):
+        for source in sources:
             try:
                 dataset = source(**options)
                 break
             except UnavailableError as error:
-                reasons.append(str(error))
+                if str(error):
+                    reasons.append(str(error))
+        else:
+            files = ", or of ".join(", ".join(form.files) for form in self.forms)
+            raise FileNotFoundError(
+                f"{self.title} is not available: {'; '.join(reasons)}. Point {DATA_DIR} at a folder"
+                f" with a folder {self.folder!r} of its files ({files}), or connect to the host; or"
+                " pass stand_in=True to run on other data of the same kind, whose numbers are not"
+                f" those of {self.title}"
+            )
 
-        if reasons := [reason for reason in reasons if reason]:
+        if reasons:
             note = f"{dataset.note} Sources not available: {'; '.join(reasons)}."
             dataset = replace(dataset, note=note)
         if dataset.is_stand_in:

@@ -42,7 +42,7 @@ _PADDING_TRAINED = ", padding trained"
 
 @functools.cache
 def data_set() -> Dataset:
-    return load_data("imdb")
+    return load_data("imdb", stand_in=True)
 
 
 def rows(profile: str) -> list[Row]:

@@ -88,7 +88,7 @@ class Settings:
 @functools.cache
 def data_set() -> Dataset:
     """Returns MNIST, or its stand-in if it is not available."""
-    return load_data("mnist")
+    return load_data("mnist", stand_in=True)
 
 
 def published_mechanisms() -> list[dpjax.SubsampledGaussian]:

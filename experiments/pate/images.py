@@ -64,7 +64,7 @@ class Student:
 @functools.cache
 def load_images(name: str) -> Dataset:
     """Returns the data set; images with colors are standardized."""
-    data = load_data(name)
+    data = load_data(name, stand_in=True)
     if data.train.x.shape[-1] == 1:
         return data
     train, test = (Split(standardize_images(x), y) for x, y in (data.train, data.test))

@@ -413,7 +413,7 @@ def published_epsilon(settings: Settings) -> float:
 
 def load_images(name: str) -> Dataset:
     """Returns a data set of images, or its stand-in if it is not available."""
-    return load_data(_SOURCE[name].loader)
+    return load_data(_SOURCE[name].loader, stand_in=True)
 
 
 @functools.cache

@@ -290,7 +290,7 @@ _LEARNING_RATES = {PICTURE: 14.0, PERSON: 2.0}
 @functools.cache
 def load_images(name: str) -> Dataset:
     """Returns the faces, all of them, or 1,000 training images of each of MNIST's digits."""
-    data = load_data(name)
+    data = load_data(name, stand_in=True)
     if name == FACES:
         return data
     of_class = [np.flatnonzero(data.train.y == label) for label in range(data.num_classes)]

@@ -69,7 +69,7 @@ def test_negative_elbo_terms_sum_to_the_negative_elbo():
 def test_source_accuracies_are_high_without_noise_and_low_in_much():
     x = np.random.default_rng(0).normal(size=(400, 3)).astype(np.float32)
     part = Split(x, (x @ np.array([1.0, -1.0, 0.5]) > 0).astype(np.int32))
-    data = dataclasses.replace(load_data("abalone"), train=part, test=part)
+    data = dataclasses.replace(load_data("abalone", stand_in=True), train=part, test=part)
     settings = {"sampling_rate": 0.1, "num_steps": 100, "learning_rate": 0.1, "repeats": 4}
     plain, noisy = source_accuracies(data, [Point(0.0, 0.2), Point(50.0, 0.2)], seed=0, **settings)
     assert plain.min() > 90
@@ -100,7 +100,7 @@ def records(run_rows):
     """Main rows, with few repetitions."""
     short = dataclasses.replace(
         abalone.STUDY,
-        data=lambda scaling: load_data("abalone", scaling=scaling),
+        data=lambda scaling: load_data("abalone", scaling=scaling, stand_in=True),
         sigmas={"quick": (abalone.STUDY.at, 87.0)},
         clips=[],
         rates=[],

@@ -120,13 +120,13 @@ def test_load_digits_are_scikit_learns_enlarged() -> None:
 def test_stand_ins_of_images_are_digits(places: Any, offline: None) -> None:
     digits = dpjax.datasets.load_digits()
     for name in ("mnist", "fashion_mnist"):
-        np.testing.assert_array_equal(load_data(name).train.x, digits.train.x)
+        np.testing.assert_array_equal(load_data(name, stand_in=True).train.x, digits.train.x)
     for name in ("cifar10", "svhn"):
-        x = load_data(name).test.x
+        x = load_data(name, stand_in=True).test.x
         assert x.shape == (360, 32, 32, 3)
         for channel in range(3):
             np.testing.assert_array_equal(x[:, 2:-2, 2:-2, channel], digits.test.x[..., 0])
-    faces = load_data("olivetti_faces")
+    faces = load_data("olivetti_faces", stand_in=True)
     assert np.bincount(faces.train.y).tolist() == [7] * 10
     assert np.bincount(faces.test.y).tolist() == [3] * 10
     assert {x.tobytes() for x in faces.train.x} <= {x.tobytes() for x in digits.train.x}
@@ -302,7 +302,7 @@ def test_load_data_prepares_nothing_offline(
     places: Any, offline: None, tensorflow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "can_prepare", lambda: tensorflow)
-    found = load_data("mnist")
+    found = load_data("mnist", stand_in=True)
     assert found.is_stand_in
     assert ("TensorFlow, which would prepare one, is not" in found.note) is not tensorflow
 

@@ -196,7 +196,7 @@ def test_fetch_file_into_a_cache_that_cannot_be_written(places: Any, put: Any) -
 def test_load_data_offline_is_a_stand_in_that_says_so(
     places: Any, offline: None, caplog: Any, name: str
 ) -> None:
-    found = load_data(name)
+    found = load_data(name, stand_in=True)
     assert found.is_stand_in
     assert found.source.endswith("(stand-in)")
     assert found.note.startswith(f"This is not {DATA_SETS[name].title}, which was not available")
@@ -205,6 +205,30 @@ def test_load_data_offline_is_a_stand_in_that_says_so(
     assert caplog.messages == [found.note]
     assert found.train.x.shape[1:] == found.test.x.shape[1:]
     assert {len(part.x) == len(part.y) > 0 for part in (found.train, found.test)} == {True}
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_load_data_offline_is_an_error_that_says_where_it_looked(
+    places: Any, offline: None, caplog: Any, name: str
+) -> None:
+    data_set = DATA_SETS[name]
+    with pytest.raises(FileNotFoundError) as raised:
+        load_data(name)
+    message = str(raised.value)
+    assert message.startswith(f"{data_set.title} is not available: DPJAX_DATA_DIR={places.data} ")
+    assert ("prepared by TFDS" in message) == (data_set.tfds is not None)
+    assert re.search(r"http://127\.0\.0\.1:\d+/.* could not be downloaded: offline", message)
+    assert f"folder {data_set.folder!r} of its files ({data_set.forms[0].files[0]}" in message
+    assert "stand_in=True" in message
+    assert caplog.messages == []
+
+
+def test_stand_ins_do_not_replace_data_that_are_there_or_damaged(places: Any, put: Any) -> None:
+    path = put(places.data, "wine")
+    assert not load_data("wine", stand_in=True).is_stand_in
+    (path / "winequality-white.csv").write_bytes(b"?")
+    with pytest.raises(CorruptedFileError, match="is not the published file"):
+        load_data("wine", stand_in=True)
 
 
 def test_load_data_expands_the_home_folder(
@@ -218,7 +242,7 @@ def test_load_data_expands_the_home_folder(
     cache = Path(sources.published_files().path)
     assert cache == places.data.parent / ".cache" / "dpjax"
     monkeypatch.setenv("DPJAX_DATA_DIR", "")
-    assert "DPJAX_DATA_DIR is not set" in load_data("wine").note
+    assert "DPJAX_DATA_DIR is not set" in load_data("wine", stand_in=True).note
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), KeyError("odd"), EOFError("odd")])

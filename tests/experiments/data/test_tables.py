@@ -101,7 +101,7 @@ def test_encode_exponents(places: Any, offline: None) -> None:
     values = np.array([[0.0, 0.003, 0.3, 1.0, 1.99, 2.0, 5000.0, 1e9]])
     octaves = tables.encode_exponents(values).reshape(8, 21).argmax(axis=1) - 8
     assert octaves.tolist() == [-8, -8, -2, 0, 0, 1, 12, 12]
-    found = load_data("adult")
+    found = load_data("adult", stand_in=True)
     assert (found.name, len(found.train.y), len(found.test.y)) == ("breast_cancer", 455, 114)
     assert set(np.unique(found.train.x)) == {0, 1}
     assert (together(found).sum(axis=1) == 30).all()
@@ -153,10 +153,10 @@ def test_public_scaling_depends_on_no_other_record(places: Any, put: Any) -> Non
 
 @pytest.mark.parametrize("scaling", ["published", "public"])
 def test_stand_ins_are_scaled_too(places: Any, offline: None, scaling: Any) -> None:
-    diabetes = load_data("abalone", scaling=scaling)
+    diabetes = load_data("abalone", scaling=scaling, stand_in=True)
     assert (diabetes.train.x.shape, diabetes.test.x.shape) == ((353, 10), (89, 10))
     assert diabetes.train.y.sum() + diabetes.test.y.sum() == 221
-    tumours = load_data("adult_attributes", scaling=scaling)
+    tumours = load_data("adult_attributes", scaling=scaling, stand_in=True)
     assert (tumours.train.x.shape, tumours.test.x.shape) == ((455, 30), (114, 30))
     assert np.isfinite(together(tumours)).all()
     if scaling == "public":
@@ -169,7 +169,7 @@ def common_share(found: RegressionDataset) -> np.ndarray:
 
 
 def test_wine_and_its_stand_in_are_in_their_ranges(places: Any, put: Any, offline: None) -> None:
-    stand_in = load_data("wine")
+    stand_in = load_data("wine", stand_in=True)
     assert (stand_in.train.x.shape, stand_in.test.x.shape) == ((354, 10), (88, 10))
     assert len(stand_in.feature_names) == len(stand_in.feature_ranges) == 10
     assert common_share(stand_in).min() > 0.8
