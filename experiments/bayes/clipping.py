@@ -70,7 +70,7 @@ def simulate(num_examples: int, num_features: int, seed: int) -> Records:
 def _records(data: str) -> Records:
     if data == _SIMULATED:
         return simulate(_NUM_RECORDS, _NUM_FEATURES, _SEED)
-    return scale_records(data_set())
+    return scale_records(load_data("wine", stand_in=True))
 
 
 def rows(profile: str) -> list[Row]:
