@@ -14,10 +14,10 @@ import optax
 from jax.sharding import PartitionSpec
 
 from dpjax._checks import as_key, check, check_count, check_function, check_path, check_type
-from dpjax._extras import requires_extra
 from dpjax._html import HTMLTable
 from dpjax._html_tables import draws_table
 from dpjax._typing import ArrayTree, LossFn, MicrobatchSize, PRNGKey, PyTree
+from dpjax.bayes._data_tree import Draws, make_data_tree
 from dpjax.bayes.sgmcmc.langevin import Langevin, LogPrior
 from dpjax.gradients.loss_checks import check_params
 from dpjax.training.batch_gradient import StepInfo
@@ -254,8 +254,16 @@ class ChainResult(RunResult):
     mechanism: Langevin
     seeded: bool
 
-    def to_arviz(self) -> Any:
-        """Returns the samples as arviz's data tree, group ``posterior``; leaves named by path.
+    def to_arviz(self, **groups: Draws) -> Any:
+        """Returns the samples as an `xarray.DataTree` for arviz, group ``posterior``.
+
+        Leaves are named by their path. ``arviz_stats.rhat`` and ``arviz_stats.ess`` take the tree.
+
+        Args:
+          **groups: draws of further groups, as for `dpjax.bayes.variational.to_arviz`.
+
+        Raises:
+          ValueError: draws with other axes, or a group that holds private records.
 
         >>> import numpy as np
         >>> from dpjax.bayes.sgmcmc import SGLD
@@ -268,22 +276,20 @@ class ChainResult(RunResult):
         >>> list(ChainResult(samples, chain, True).to_arviz().posterior.data_vars)
         ['w']
         """
-        with requires_extra("arviz"):
-            from arviz_base import from_dict
+        return make_data_tree(dict(self._named_leaves()), groups)
 
-        leaves = jax.tree_util.tree_leaves_with_path(self.samples)
-        named = {
-            jax.tree_util.keystr(path, simple=True, separator=".") or "params": leaf
-            for path, leaf in leaves
-        }
-        return from_dict({"posterior": named})
+    def _named_leaves(self) -> list[tuple[str, Any]]:
+        """The leaves of the samples, with their paths as names."""
+        return [
+            (jax.tree_util.keystr(path, simple=True, separator=".") or "params", leaf)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(self.samples)
+        ]
 
     def _released_tables(self) -> list[HTMLTable]:
         # Means and quantiles over chains and draws, of the first entries of each leaf.
         tables = []
-        for path, leaf in jax.tree_util.tree_leaves_with_path(self.samples):
+        for name, leaf in self._named_leaves():
             num_chains, num_kept, *shape = np.shape(leaf)
-            name = jax.tree_util.keystr(path, simple=True, separator=".") or "params"
             caption = f"{name}: {num_chains} chains of {num_kept:,} kept states"
             tables.append(draws_table(caption, name, np.reshape(leaf, (-1, *shape))))
         return tables

@@ -8,17 +8,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 import optax
 from numpyro.infer import ELBO, SVI, Predictive, Trace_ELBO
 from numpyro.infer.svi import SVIState
 
 from dpjax._checks import as_count, as_key, check_count, check_type
-from dpjax._extras import requires_extra
 from dpjax._hashing import hash_arrays
 from dpjax._html import HTMLTable
 from dpjax._html_tables import leaf_table
 from dpjax._typing import PRNGKey, PyTree
+from dpjax.bayes._data_tree import Draws, make_data_tree
 from dpjax.bayes.variational.elbo import ELBOTerms
 from dpjax.bayes.variational.model_args import (
     ArgsAndKwargs,
@@ -145,7 +144,8 @@ class DPSVI:
     record's, or have to be marginalised. Refused with an explanation: guides with parameters for
     each record, discrete latent variables, sites observed outside of the plate, priors that depend
     on the records, ``handlers.scale`` around records, mutable state (running statistics of batch
-    normalisation), guides that use the records directly (`AutoLaplaceApproximation`, `AutoDAIS`).
+    normalisation), guides that use the records directly (`AutoLaplaceApproximation`, the DAIS
+    guides). The other autoguides work.
     Mean-field guides, `AutoMultivariateNormal` and `AutoLowRankMultivariateNormal` cost little more
     than numpyro's step. Under the latter two a record's gradient has one entry for each latent
     variable (where there is one particle, one number ``l2_clip``, and no parameter in the model);
@@ -725,18 +725,31 @@ class ModelData(TrainingData[StepData]):
         return lambda state, *numbers: chunk(state, data, *numbers)
 
 
-def to_arviz(samples: Mapping[str, npt.ArrayLike]) -> Any:
-    """Returns posterior samples with axes ``(chain, draw, ...)`` as an `xarray.DataTree` for arviz.
+def to_arviz(samples: Draws, **groups: Draws) -> Any:
+    """Returns independent posterior draws as an `xarray.DataTree` for arviz, with further groups.
+
+    R-hat and effective sample sizes do not apply to independent draws, which have one chain: arviz
+    shows NaN and about the number of draws. An attribute of the group ``posterior`` states it.
 
     Args:
-      samples: what `DPSVI.posterior_samples` returned.
+      samples: draws with axes ``(chain, draw, ...)``, as `DPSVI.posterior_samples` returns them.
+      **groups: draws of ``posterior_predictive`` or ``predictions``, with as many chains and draws
+        as ``samples``, and of ``prior`` and ``prior_predictive``: what `numpyro.infer.Predictive`
+        returns with ``batch_ndims=2``, at **public** inputs.
+
+    Raises:
+      ValueError: draws with other axes; or a group that holds private records: ``observed_data``,
+        ``constant_data``, ``log_likelihood``, ``sample_stats``.
+
+    Privacy:
+      Postprocessing of released parameters where all inputs are public. Draws at the inputs of the
+      records are private values, which are not recognised here.
 
     >>> import numpy as np
-    >>> to_arviz({"w": np.zeros((1, 10, 3))}).posterior["w"].dims
-    ('chain', 'draw', 'w_dim_0')
+    >>> tree = to_arviz({"w": np.zeros((1, 10, 3))}, posterior_predictive={"y": np.ones((1, 10))})
+    >>> tree.posterior["w"].dims, tree.posterior_predictive["y"].dims
+    (('chain', 'draw', 'w_dim_0'), ('chain', 'draw'))
     """
     check_type("samples", samples, Mapping, "a mapping from names to draws")
-    with requires_extra("arviz"):
-        from arviz_base import from_dict
-
-    return from_dict({"posterior": dict(samples)})
+    note = "independent draws, not of a Markov chain: r_hat and effective sample size do not apply"
+    return make_data_tree(samples, groups, {"draws": note})

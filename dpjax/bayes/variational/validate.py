@@ -19,7 +19,13 @@ from jax.flatten_util import ravel_pytree
 from numpyro.distributions import Unit
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import ELBO, Trace_ELBO, TraceMeanField_ELBO, init_to_uniform
-from numpyro.infer.autoguide import AutoDAIS, AutoGuideList, AutoLaplaceApproximation, AutoSemiDAIS
+from numpyro.infer.autoguide import (
+    AutoDAIS,
+    AutoGuideList,
+    AutoLaplaceApproximation,
+    AutoSemiDAIS,
+    AutoSurrogateLikelihoodDAIS,
+)
 from numpyro.ops.provenance import eval_provenance
 
 from dpjax._jaxprs import bodies_of
@@ -39,8 +45,16 @@ from dpjax.bayes.variational.elbo import (
 from dpjax.bayes.variational.model_args import Leaves, ModelArgs, ModelArgsSpec, Values
 from dpjax.gradients.loss_checks import is_close, is_unchanged, synthetic_batches
 
-# Guides that evaluate the model on the records they were set up on.
-_READ_RECORDS = (AutoDAIS, AutoLaplaceApproximation, AutoSemiDAIS)
+# Autoguides that use more of the records than their own parameters and one record, and how; the
+# first class that fits.
+_READ_RECORDS = {
+    AutoSurrogateLikelihoodDAIS: "whose surrogate likelihood is of records in a closure, commonly"
+    " some of the private ones, which cannot be recognised",
+    AutoDAIS: "whose draws follow gradients of the log-density of all records",
+    AutoSemiDAIS: "which is made for a fixed number of records, and runs the model on them",
+    AutoLaplaceApproximation: "whose covariance is the Hessian of the log-density of all records"
+    " (AutoDelta is the same point estimate)",
+}
 # Enough records for a lag of a month in hours, fewer where records are large.
 _MAX_RECORDS, _MAX_ENTRIES = 2048, 2**22
 
@@ -246,16 +260,18 @@ def _check_sites(terms: ELBOTerms, params: Values, arrays: Leaves) -> None:
 
 
 def _check_guide_class(guide: object) -> None:
-    """Refuses autoguides that use the posterior of the records they were set up on."""
+    """Refuses autoguides that use the records other than by parameters."""
     if isinstance(guide, AutoGuideList):
         for each in guide:
             _check_guide_class(each)
-    if isinstance(guide, _READ_RECORDS):
-        raise ValueError(
-            f"guide must depend on the records by its parameters alone, got {type(guide).__name__},"
-            " which uses the posterior of the records it was set up on (here zero-filled ones, so a"
-            " wrong one): use AutoMultivariateNormal, AutoLowRankMultivariateNormal or AutoNormal"
-        )
+    for read_records, reason in _READ_RECORDS.items():
+        if isinstance(guide, read_records):
+            raise ValueError(
+                "guide must depend on the records by its parameters alone, got"
+                f" {type(guide).__name__}, {reason}: what it takes from them would be neither"
+                " clipped nor noised. Use AutoMultivariateNormal, AutoLowRankMultivariateNormal or"
+                " AutoNormal"
+            )
 
 
 def _check_guide_site(name: str, site: Site, proposal: Site | None, plate: str) -> None:
