@@ -50,9 +50,8 @@ def make_data_tree(
     with requires_extra("arviz"):
         from arviz_base import from_dict
 
-    return from_dict(
-        {group: dict(draws) for group, draws in data.items()}, attrs={"posterior": attrs}
-    )
+    trees = {group: dict(draws) for group, draws in data.items()}
+    return from_dict(trees, attrs={"posterior": dict(attrs or {})})
 
 
 def _check_group(group: str) -> None:
