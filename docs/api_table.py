@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import member_order
 from public_names import public_names
 
 import dpjax
@@ -20,18 +21,40 @@ PAGE = REFERENCE / "api_table.md"
 _HEAD = """\
 # API table
 
-Every public function and class, by package. *Key* states whether a function's JAX key is its first
-argument or a keyword, and which methods of a class take a key. `python docs/api_table.py` writes
-this page from signatures and docstrings.
-
-| family | name | what | key | returns |
-|---|---|---|---|---|
+Every public function and class, by package, in the order of use. *Key* states whether a function's
+JAX key is its first argument or a keyword, and which methods of a class take a key. This page is
+written from signatures and docstrings by `python docs/api_table.py`.
+"""
+_COLUMNS = """\
+| name | what | key | returns |
+|---|---|---|---|
 """
 
 
 def render() -> str:
     """Returns the page in Markdown."""
-    return _HEAD + "".join(f"| {' | '.join(row)} |\n" for row in sorted(rows(public_names())))
+    by_family: dict[str, list[tuple[str, ...]]] = {}
+    for family, *row in rows(dict(sorted(public_names().items(), key=place))):
+        by_family.setdefault(family, []).append(tuple(row))
+    tables = (
+        f"\n## {family}\n\n{_COLUMNS}" + "".join(f"| {' | '.join(row)} |\n" for row in lines)
+        for family, lines in by_family.items()
+    )
+    return _HEAD + "".join(tables)
+
+
+def place(item: tuple[str, Any]) -> tuple[int, int, str]:
+    """Returns the place of a public name: that of its page, and of the name in its package."""
+    package, _, short = item[0].rpartition(".")
+    listed = re.findall(r"^\w+$", (REFERENCE / "index.md").read_text("utf-8"), re.M)
+    pages = "\n".join((REFERENCE / f"{page}.md").read_text("utf-8") for page in listed)
+    packages = re.findall(r"automodule:: ([\w.]+)\n", pages)
+    first = member_order.FIRST.get(package, "").split()
+    return (
+        packages.index(package) if package in packages else len(packages),
+        first.index(short) if short in first else len(first),
+        item[0],
+    )
 
 
 def rows(names: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -44,7 +67,7 @@ def rows(names: dict[str, Any]) -> list[tuple[str, ...]]:
         if elsewhere or not (inspect.isclass(value) or inspect.isroutine(value)):
             continue
         family = package.removeprefix("dpjax.")
-        shown = f"dpjax.{short}" if dpjax._MODULE_OF.get(short) == package else f"{family}.{short}"
+        shown = f"dpjax.{short}" if dpjax._MODULE_OF.get(short) == package else short
         link = f"{{py:obj}}`{shown} <{name}>`"
         found.setdefault(id(value), (family, link, summary(value), key(value), returns(value)))
     return list(found.values())

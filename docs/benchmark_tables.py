@@ -7,7 +7,15 @@ from experiments.benchmarks.results import Benchmark, Table
 from experiments.benchmarks.section import benchmark_sections
 
 DOCS = Path(__file__).parent
-_NONE = "There are no results: `make bench` writes them, and the next `make docs` shows them.\n"
+_HEAD = """\
+## Tables of this clone
+
+The tables below are those that `make bench` last wrote to `results/` in the clone that built this
+page. `results/report.html` has the same."""
+_NONE = """\
+`make bench` writes the tables of a machine to `results/report.html`, and the next `make docs` adds
+them to this page.
+"""
 
 
 def render(results: Path) -> str:
@@ -18,7 +26,7 @@ def render(results: Path) -> str:
         for figure in section.figures:
             blocks.append(f"![{figure.caption}]({os.path.relpath(figure.path, DOCS)})")
         blocks += [render_table(table) for table in section.benchmark.tables]
-    return "\n\n".join(blocks) + "\n" if blocks else _NONE
+    return "\n\n".join([_HEAD, *blocks]) + "\n" if blocks else _NONE
 
 
 def describe(benchmark: Benchmark) -> str:

@@ -3,6 +3,8 @@
 DPJAX_DOCS_ONLINE=1 resolves links to other projects by their whole inventories.
 """
 
+import contextlib
+import io
 import os
 import re
 import shutil
@@ -77,7 +79,7 @@ python_maximum_signature_line_length = 88
 add_module_names = False
 toc_object_entries_show_parents = "hide"
 
-myst_enable_extensions = ["dollarmath", "deflist"]
+myst_enable_extensions = ["dollarmath", "deflist", "colon_fence"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # `make docs` executes them beforehand
 nb_output_stderr = "remove"
@@ -115,6 +117,22 @@ def copy_notebooks(_app: Any) -> None:
         executed = ROOT / "build" / "notebooks" / notebook.name
         source = executed if executed.exists() else notebook
         shutil.copy2(source, DOCS / "tutorials" / notebook.name)
+
+
+def write_example(_app: Any) -> None:
+    """Runs the code of the landing page; writes the accuracy that it prints and its certificate."""
+    code = re.search(r"```python\n(.*?)```", (DOCS / "index.md").read_text("utf-8"), re.DOTALL)
+    assert code is not None
+    names: dict[str, Any] = {}
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+        exec(code[1], names)
+    accuracy = printed.getvalue().partition("\n")[0]
+    certificate = names["certificate"]._repr_html_()
+    parts = [f"```text\n{accuracy}\n```", f"```{{raw}} html\n{certificate}\n```"]
+    page = ROOT / "build" / "docs" / "example.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text("\n\n".join(parts) + "\n", "utf-8")
 
 
 def write_benchmarks(_app: Any) -> None:
@@ -170,6 +188,7 @@ def setup(app: Any) -> None:
         if field.name == "variable":
             field.label = "Attributes"
     app.connect("builder-inited", copy_notebooks)
+    app.connect("builder-inited", write_example)
     app.connect("builder-inited", write_benchmarks)
     app.connect("builder-inited", write_reproduction)
     app.connect("autodoc-skip-member", skip_tuple_fields)

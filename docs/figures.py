@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 DOCS = Path(__file__).parent
 sys.path.append(str(DOCS.parent))
 
-from experiments.lib.figures import PALETTE, SOURCE, new_figure  # noqa: E402
-from experiments.lib.publication import load_publication, reduce_colours  # noqa: E402
+from experiments.lib.figures import PALETTE, SOURCE, new_figure, save_figure  # noqa: E402
+from experiments.lib.publication import load_publication  # noqa: E402
 from experiments.lib.registry import Record  # noqa: E402
 
 FOLDER = DOCS / "_static"
@@ -28,9 +28,7 @@ def main() -> None:
     records = load_publication(DOCS / "reproduction", "scattering_linear", "paper").records
     steps = read_table((DOCS / "benchmarks.md").read_text("utf-8"), _PEERS)
     for name, figure in {"accuracy": draw_accuracy(records), "steps": draw_steps(steps)}.items():
-        path = FOLDER / f"{name}.png"
-        figure.savefig(path, dpi=150, format="png", metadata={"Software": None})
-        reduce_colours(path)
+        save_figure(figure, FOLDER / f"{name}.png", dpi=150)
 
 
 def draw_accuracy(records: Sequence[Record]) -> Figure:

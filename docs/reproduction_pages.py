@@ -1,19 +1,25 @@
 """Pages of the reproduction report, from the committed records in ``docs/reproduction``."""
 
 import html
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from experiments.lib import tables
+from experiments.lib.figures import save_figure
 from experiments.lib.formatting import format_value, label
+from experiments.lib.plots import draw_published_against_measured
 from experiments.lib.publication import load_publication
 from experiments.lib.registry import PROFILES, Experiment, Finding
-from experiments.lib.report import Block
+from experiments.lib.report import AGREEMENT_CAPTION, Block
 
 DOCS = Path(__file__).parent
 FOLDER = DOCS / "reproduction"
+BUILT = DOCS.parent / "build" / "docs"
+# A table of results with more columns than this, and than 1.5 times its rows, is transposed.
+_WIDE = 12
 
 
 def write_pages(modules: Mapping[str, Experiment], folder: Path = FOLDER) -> str:
@@ -36,7 +42,14 @@ def write_pages(modules: Mapping[str, Experiment], folder: Path = FOLDER) -> str
         if not path.exists() or path.read_text("utf-8") != text:
             path.write_text(text, "utf-8")
     contents = ["```{toctree}", ":hidden:", "", *blocks, "```"]
-    return f"{render_findings(experiments, blocks)}\n\n" + "\n".join(contents) + "\n"
+    parts = [
+        render_overview([block for each in blocks.values() for block in each]),
+        render_findings(experiments, blocks),
+        "## Figures",
+        render_gallery(experiments, blocks),
+        "\n".join(contents),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def load_blocks(experiment: Experiment, folder: Path = FOLDER) -> tuple[Block, ...]:
@@ -50,6 +63,35 @@ def load_blocks(experiment: Experiment, folder: Path = FOLDER) -> tuple[Block, .
             finding, remarks = experiment.finding(finished), tuple(experiment.remarks(finished))
             blocks.append(Block(profile, lines, (finding,), remarks, publication.figures))
     return tuple(blocks)
+
+
+def render_overview(blocks: Sequence[Block]) -> str:
+    """Draws the published values against ours, and returns the figure."""
+    records = [record for block in blocks for record in block.finished]
+    figure = draw_published_against_measured(records, rows=1, width=9.6, height=4.0)
+    if figure is None:
+        return ""
+    BUILT.mkdir(parents=True, exist_ok=True)
+    path = BUILT / "published_against_measured.png"
+    save_figure(figure, path)
+    caption = (
+        f"{AGREEMENT_CAPTION} Both profiles of {len({r.experiment for r in records})} experiments."
+    )
+    source = os.path.relpath(path, FOLDER)
+    return f"```{{figure}} {source}\n:width: 920px\n:alt: {caption}\n\n{caption}\n```"
+
+
+def render_gallery(experiments: Sequence[Experiment], blocks: Mapping[str, Sequence[Block]]) -> str:
+    """Returns a grid with the first figure of each experiment, linked to its page."""
+    cards = []
+    for experiment in experiments:
+        figures = [figure for block in blocks[experiment.name][-1:] for figure in block.figures]
+        if figures:
+            title = escape(experiment.page.title)
+            image = f"![{title}](figures/{figures[0].path.name})"
+            cards.append(f"[{image}]({experiment.name}.md)\n\n[{title}]({experiment.name}.md)")
+    inner = (f":::{{container}} tile\n{card}\n:::" for card in cards)
+    return "::::{container} gallery\n" + "\n\n".join(inner) + "\n::::"
 
 
 def render_findings(
@@ -124,7 +166,9 @@ def render_finding(block: Block) -> str:
 def render_results(blocks: Sequence[Block]) -> str:
     """Returns the table of results: source, measured and certified, all profiles side by side.
 
-    A column whose values are the same under every profile that has the row is shown once.
+    A column whose values are the same under every profile that has the row is shown once. A table
+    much wider than long is transposed: it has a column for each row of the source, and the names of
+    the groups stand in lines of their own.
     """
     by_row = [{line.row.name: line for line in block.lines} for block in reversed(blocks)]
     rows = list(dict.fromkeys(name for lines in by_row for name in lines))
@@ -138,8 +182,16 @@ def render_results(blocks: Sequence[Block]) -> str:
         times = {line.row.name: line.outcome.splitlines()[0] for line in block.lines}
         cells = [escape(times.get(row, "no row")) for row in rows]
         columns.append(("", f"time, {block.profile}", cells))
-    groups, headings, cells = zip(*columns, strict=True)
-    return list_table([groups, headings], zip(*cells, strict=True))
+    if len(columns) > max(_WIDE, 1.5 * len(rows)):
+        _, *values = columns
+        lines: list[list[str]] = []
+        for group, heading, cells in values:
+            if group:
+                lines.append([f"**{group}**", *[""] * len(rows)])
+            lines.append([heading, *cells])
+        return list_table([["row", *map(escape, rows)]], lines)
+    groups, headings, by_column = zip(*columns, strict=True)
+    return list_table([groups, headings], zip(*by_column, strict=True))
 
 
 def _group_columns(

@@ -77,14 +77,15 @@ def test_api_table_is_that_of_the_code():
 
 def test_benchmark_tables_render_saved_results(tmp_path):
     assert "make bench" in benchmark_tables.render(tmp_path)
+    assert "#" not in benchmark_tables.render(tmp_path)
     rows = Row("plain", {"ms": 1.2345, "× plain": 1.0}, 50), Row("vmap", note="takes 9 GiB")
     tables = (Table("steps", "MLP", 1024, rows),)
     missing = {"torch": "not installed"}
     save(tmp_path, Benchmark("steps", {"jax": "1.0"}, "2 CPU cores", missing, tables))
     lines = benchmark_tables.render(tmp_path).splitlines()
-    assert lines[4] == "2 CPU cores; jax 1.0. Not measured: torch (not installed)."
-    assert (DOCS / re.fullmatch(r"!\[.*\]\((.*)\)", lines[6])[1]).exists()
-    assert lines[8:] == [
+    assert lines[9] == "2 CPU cores; jax 1.0. Not measured: torch (not installed)."
+    assert (DOCS / re.fullmatch(r"!\[.*\]\((.*)\)", lines[11])[1]).exists()
+    assert lines[13:] == [
         "| MLP, batch 1,024 | ms | × plain | runs |  |",
         "| --- | ---: | ---: | ---: | --- |",
         "| plain | 1.23 | 1.00 | 50 |  |",
@@ -128,7 +129,7 @@ def test_api_table_rows_have_sentence_key_and_result():
         ("Draws records.", "`draw`", ""),
         ("Draws `size` records.", "keyword", r"`tuple[int \| None, ...]`"),
     ]
-    assert table[0][:2] == ("here", "{py:obj}`here.Draws <dpjax.here.Draws>`")
+    assert table[0][:2] == ("here", "{py:obj}`Draws <dpjax.here.Draws>`")
 
 
 class WithDocstring:

@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from experiments.benchmarks.methods import PRIVATE
 from experiments.benchmarks.results import Benchmark, Table, load
-from experiments.lib.figures import DPI, MEASURED, SOURCE, SavedFigure, new_figure
+from experiments.lib.figures import MEASURED, SOURCE, SavedFigure, new_figure, save_figure
 
 _SHOWN_BATCH = 256
 # Heading and text of each part.
@@ -97,7 +97,7 @@ def _save_figure(tables: Sequence[Table], folder: Path) -> SavedFigure:
     figure = draw([table for table in tables if table.batch == batch])
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "benchmarks.png"
-    figure.savefig(path, dpi=DPI, format="png", metadata={"Software": None})
+    save_figure(figure, path)
     caption = (
         f"Time of one step at batch size {batch:,} relative to the plain step in JAX, on a"
         " logarithmic scale. Blue: dpjax with clipping and noise."

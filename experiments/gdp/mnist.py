@@ -23,9 +23,9 @@ from experiments.gdp.classifiers import (
     compute_accounts,
     summarize,
 )
-from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
+from experiments.lib.figures import CERTIFIED, MEASURED, SOURCE, new_figure
 from experiments.lib.models import MnistCNN
-from experiments.lib.plots import draw_series
+from experiments.lib.plots import draw_series, panel_grid, set_epoch_axis
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext
 from experiments.lib.training import Training, classification, initialize, stack_curves, train
 from experiments.lib.verdicts import compare_published
@@ -163,13 +163,16 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
 
 
 def _accuracy_figure(records: Sequence[Record]) -> Figure:
-    figure, (axes,) = new_figure()
-    draw_series(axes, records, CURVE, row_label)
-    for record, colour in zip(records, PALETTE, strict=False):
+    """Draws each row in a panel of its own: the curves of short runs are nearly the same."""
+    figure, panels = panel_grid(len(records), 3, 9.6, 2.6 * -(-len(records) // 3))
+    lowest = min(accuracy for record in records for _, accuracy, *_ in record.series[CURVE])
+    for panel, record in zip(panels, records, strict=True):
+        set_epoch_axis(panel, "")
+        draw_series(panel, [record], CURVE, title=row_label(record), ylim=(lowest - 2, 100))
         if record.settings["epochs"] == record.settings["published_epochs"]:
-            axes.axhline(record.source[ACCURACY], color=colour, linestyle=":", linewidth=1)
-    axes.set(xlabel="epoch", ylabel="test accuracy (%)")
-    axes.legend(loc="lower right")
+            panel.axhline(record.source[ACCURACY], color=SOURCE, linestyle=":", linewidth=1)
+    figure.supxlabel("epoch", fontsize=10)
+    figure.supylabel("test accuracy (%)", fontsize=10)
     return figure
 
 

@@ -2,10 +2,12 @@
 
 A series of points for each record is drawn by :func:`draw_series`, or as a figure of its own by
 :func:`series_figure`; one column against another, or against a setting, by :func:`draw_column`;
-columns by row as dots by :func:`draw_by_row`. :func:`draw_nonempty` draws the figures whose rows
+columns by row as dots by :func:`draw_by_row`; the values of all experiments against the published
+ones by :func:`draw_published_against_measured`. :func:`draw_nonempty` draws the figures whose rows
 were run.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -182,3 +184,47 @@ def draw_by_row(
             axes.plot(shown, [place] * len(shown), marker, color=colour, label=text)
     axes.set_yticks(range(len(records)), [label(record) for record in records])
     axes.set_ylim(len(records) - 0.5, -0.5)
+
+
+def draw_published_against_measured(
+    records: Sequence[Record], rows: int = 2, width: float = 4.4, height: float = 6.6
+) -> Figure | None:
+    """Draws every published number against the measured or certified one of the same name.
+
+    Percentages are in one panel; other positive numbers, of any unit, on logarithmic axes in the
+    other, where accuracies of different experiments would not be seen. ``rows`` is 2 for panels one
+    above the other, and 1 for panels side by side.
+
+    Returns:
+      The figure, or ``None`` if no number has one to compare with.
+    """
+    # The pairs, by panel and group.
+    percentages: dict[str, list[tuple[float, float]]] = {"measured": [], "certified": []}
+    others: dict[str, list[tuple[float, float]]] = {"measured": [], "certified": []}
+    for record in records:
+        for group in ("measured", "certified"):
+            values = getattr(record, group)
+            for name in record.source.keys() & values.keys():
+                pair = record.source[name], values[name]
+                if all(isinstance(value, int | float) and math.isfinite(value) for value in pair):
+                    if name.endswith("%"):
+                        percentages[group].append(pair)
+                    elif min(pair) > 0:
+                        others[group].append(pair)
+    if not any([*percentages.values(), *others.values()]):
+        return None
+
+    figure, panels = new_figure(rows, 2 // rows, width, height)
+    panels[1].set(xscale="log", yscale="log")
+    for axes, pairs in zip(panels, (percentages, others), strict=True):
+        for group, points in pairs.items():
+            colour, marker = _GROUP_STYLES[group]
+            axes.plot(
+                *np.array(points).reshape(-1, 2).T, marker, color=colour, alpha=0.5, label=group
+            )
+        axes.axline((1, 1), (10, 10), color="#9a9da3", linewidth=0.8, zorder=0)
+        axes.set(xlabel="published", ylabel="measured or certified")
+    panels[0].set_title("percentages, most of them accuracies")
+    panels[1].set_title("ε, errors and other numbers")
+    panels[0].legend(loc="upper left", frameon=False)
+    return figure

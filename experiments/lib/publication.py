@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from PIL import Image
-
 from dpjax._checks import check
 from dpjax._files import write_atomically
 from experiments.lib.figures import SavedFigure, draw_figures
@@ -22,7 +20,6 @@ from experiments.lib.tables import finished_records, table_lines
 
 PUBLISHED = Path("docs/reproduction")
 SERIES_DIGITS = 6
-_DPI = 100
 # An absolute path of two or more parts.
 _PATH = re.compile(r"(?<![\w.)/])(/[\w.-]+){2,}")
 
@@ -92,9 +89,7 @@ def publish(experiment: Experiment, profile: str, results: Path, folder: Path) -
     encoded = [_encode(record) for record in records]
     for path in (folder / "figures").glob(f"{experiment.name}_{profile}_*.png"):
         path.unlink()
-    figures = draw_figures(experiment, records, folder / "figures", dpi=_DPI)
-    for figure in figures:
-        reduce_colours(figure.path)
+    figures = draw_figures(experiment, records, folder / "figures")
     missing = {line.row.name: line.state for line in lines if line.state != "done"}
     header = {
         "experiment": experiment.name,
@@ -121,13 +116,6 @@ def _encode(record: Record) -> str:
         if name not in ("experiment", "profile", "error")
     }
     return _PATH.sub("…", json.dumps(encode(fields), ensure_ascii=False, allow_nan=False))
-
-
-def reduce_colours(path: Path) -> None:
-    """Rewrites a PNG file with 256 colours, at 40 % of its size."""
-    with Image.open(path) as image:
-        reduced = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    reduced.save(path, optimize=True)
 
 
 def _round(value: Any) -> Any:

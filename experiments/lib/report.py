@@ -1,33 +1,43 @@
 """Report of all experiments and benchmarks as one self-contained HTML file."""
 
 import base64
+import io
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 import jinja2
+from markupsafe import Markup, escape
+from PIL import Image
 
 from dpjax._files import write_atomically
 from experiments.benchmarks.section import Section as BenchmarkSection
 from experiments.benchmarks.section import benchmark_sections
 from experiments.lib import tables
-from experiments.lib.figures import SavedFigure, draw_figures
+from experiments.lib.figures import SavedFigure, draw_figures, save_figure
 from experiments.lib.formatting import format_value, label
-from experiments.lib.records import load_records
+from experiments.lib.plots import draw_published_against_measured
+from experiments.lib.records import encode, load_records
 from experiments.lib.registry import PROFILES, Experiment, Finding, Record
 from experiments.lib.tables import Line
 
 T = TypeVar("T")
+
+AGREEMENT_CAPTION = (
+    "Each point: a published value and the one measured or certified here. On the line they are"
+    " equal; of the quick profile, runs that are shortened lie off it."
+)
 
 
 @dataclass(frozen=True)
 class Block:
     """Table, remarks and figures of an experiment under one profile."""
 
-    profile: str  # "quick" or "paper"
+    profile: str  # "quick" or "paper", or "quick and paper" where their records are the same
     lines: tuple[Line, ...]
     findings: tuple[Finding, ...] = ()  # one, if a row is finished
     remarks: tuple[str, ...] = ()
@@ -57,10 +67,21 @@ class Section:
     experiment: Experiment
     blocks: tuple[Block, ...]
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The distinct notes of all blocks, in order."""
-        return tuple(dict.fromkeys(note for block in self.blocks for note in block.notes))
+    def block(self, profile: str) -> Block | None:
+        """The block that has this profile's records, ``None`` if it was not run."""
+        return next((block for block in self.blocks if profile in block.profile), None)
+
+    def figures(self, block: Block) -> tuple[SavedFigure, ...]:
+        """The figures of a block, but for those that a later block has of its profile."""
+        later = self.blocks[self.blocks.index(block) + 1 :]
+        captions = {figure.caption for other in later for figure in other.figures}
+        return tuple(figure for figure in block.figures if figure.caption not in captions)
+
+    def certified(self, block: Block) -> tuple[Record, ...]:
+        """The records of a block with a certificate that no earlier block shows."""
+        earlier = self.blocks[: self.blocks.index(block)]
+        shown = {record.certificate for other in earlier for record in other.finished}
+        return tuple(record for record in block.finished if record.certificate not in {"", *shown})
 
 
 def write_report(experiments: Sequence[Experiment], results: Path) -> tuple[Path, bool]:
@@ -70,23 +91,53 @@ def write_report(experiments: Sequence[Experiment], results: Path) -> tuple[Path
       The path of the report, and whether all findings, remarks and figures were made.
     """
     sections = [make_section(experiment, results) for experiment in experiments]
+    overview = draw_overview(sections, results / "figures")
     path = results / "report.html"
-    write_atomically(path, render(sections, benchmark_sections(results)).encode())
+    write_atomically(path, render(sections, benchmark_sections(results), overview).encode())
     return path, not any(block.problems for section in sections for block in section.blocks)
 
 
 def make_section(experiment: Experiment, results: Path) -> Section:
     """Returns an experiment's section; draws its figures to ``results/figures``."""
     records = load_records(results, experiment.name)
+    lines = {name: tables.table_lines(experiment, name, records) for name in PROFILES}
+    if _contents(lines["quick"]) == _contents(lines["paper"]) != []:
+        block = _make_block(experiment, "quick and paper", lines["quick"], results)
+        return Section(experiment, (block,))
     profiles = [name for name in PROFILES if any(record.profile == name for record in records)]
-    blocks = (_make_block(experiment, profile, records, results) for profile in profiles)
+    blocks = (_make_block(experiment, name, lines[name], results) for name in profiles)
     return Section(experiment, tuple(blocks))
 
 
+def _contents(lines: Sequence[Line]) -> list[object]:
+    """Returns what finished rows hold but for their profile; an empty list if a row is missing."""
+    records = tables.finished_records(lines)
+    if len(records) < len(lines):
+        return []
+    return [encode(vars(replace(record, profile=""))) for record in records]
+
+
+def draw_overview(sections: Sequence[Section], folder: Path) -> tuple[SavedFigure, ...]:
+    """Draws the published values of all experiments against the measured ones.
+
+    Returns:
+      The figure, or nothing if no record has both.
+    """
+    records = [
+        record for section in sections for block in section.blocks for record in block.finished
+    ]
+    figure = draw_published_against_measured(records)
+    if figure is None:
+        return ()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "published_against_measured.png"
+    save_figure(figure, path)
+    return (SavedFigure(path, AGREEMENT_CAPTION, round(96 * figure.get_figwidth())),)
+
+
 def _make_block(
-    experiment: Experiment, profile: str, records: Sequence[Record], results: Path
+    experiment: Experiment, profile: str, lines: tuple[Line, ...], results: Path
 ) -> Block:
-    lines = tables.table_lines(experiment, profile, records)
     finished = tables.finished_records(lines)
     if not finished:
         return Block(profile, lines)
@@ -109,7 +160,11 @@ def _attempt(name: str, make: Callable[[], tuple[T, ...]], problems: list[str]) 
         return ()
 
 
-def render(sections: Sequence[Section], benchmarks: Sequence[BenchmarkSection] = ()) -> str:
+def render(
+    sections: Sequence[Section],
+    benchmarks: Sequence[BenchmarkSection] = (),
+    overview: Sequence[SavedFigure] = (),
+) -> str:
     """Returns the HTML page, with escaped text and embedded images.
 
     >>> render([]).strip().endswith("</html>")
@@ -122,9 +177,10 @@ def render(sections: Sequence[Section], benchmarks: Sequence[BenchmarkSection] =
     return template.render(
         sections=sections,
         benchmarks=benchmarks,
+        overview=overview,
         dates=sorted({record.date for record in records}),
         versions=sorted({", ".join(map(" ".join, record.versions.items())) for record in records}),
-        profiles=[name for name in PROFILES if any(record.profile == name for record in records)],
+        profiles=[name for name in PROFILES if any(section.block(name) for section in sections)],
     )
 
 
@@ -141,6 +197,7 @@ def _environment() -> jinja2.Environment:
         "data_uri": _data_uri,
         "heading": _heading,
         "label": label,
+        "literals": _literals,
         "value": format_value,
     }
     environment.globals |= {
@@ -157,5 +214,21 @@ def _heading(name: str) -> str:
     return text if len(text) > 10 else text.replace(" ", "\u00a0")
 
 
+def _literals(text: str) -> Markup:
+    """Returns escaped text with literals, such as ```n```, as ``<code>``."""
+    return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(text))))
+
+
 def _data_uri(path: Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode("ascii")
+    """Returns an image as WebP: without loss in 32 colours or, where it is smaller, with loss."""
+    with Image.open(path) as file:
+        image = file.convert("RGB")
+    flat = image.quantize(32, dither=Image.Dither.NONE).convert("RGB")
+    encoded = min(_webp(flat, lossless=True), _webp(image, quality=40), key=len)
+    return "data:image/webp;base64," + base64.b64encode(encoded).decode("ascii")
+
+
+def _webp(image: Image.Image, **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "WEBP", **options)
+    return file.getvalue()

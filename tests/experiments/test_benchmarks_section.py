@@ -1,6 +1,5 @@
 """Sections of the report on benchmarks, and the timing of their cases in turns."""
 
-import base64
 import itertools
 
 import jax.numpy as jnp
@@ -53,8 +52,8 @@ def test_write_report_shows_tables_and_the_picture_of_the_batch_nearest_256(tmp_
         "one step at batch size 256",
     ):
         assert part in html
-    image = base64.b64encode((tmp_path / "figures" / "benchmarks.png").read_bytes()).decode()
-    assert html.count(image) == 1
+    assert (tmp_path / "figures" / "benchmarks.png").exists()
+    assert html.count('src="data:image/webp;base64,') == 1
 
     # Without a timed step there is no picture.
     save(tmp_path, Benchmark("steps", {}, "", {}, found[2:]))

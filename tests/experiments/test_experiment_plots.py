@@ -20,6 +20,7 @@ from experiments.lib.plots import (
     draw_bars,
     draw_by_row,
     draw_column,
+    draw_published_against_measured,
     draw_series,
     legend_below,
     panel_grid,
@@ -113,6 +114,28 @@ def test_draw_column_has_bars_of_two_errors(axes, records):
     assert list(line.get_xdata()) == [1.0, 2.0, 3.0]
     np.testing.assert_allclose(line.get_ydata(orig=False), [2.23411, 3.23411, 4.23411])
     np.testing.assert_allclose([np.ptp(bar[:, 1]) for bar in bars.get_segments()], 4 * 0.8765)
+
+
+def test_draw_published_against_measured_pairs_numbers_of_the_same_name(records):
+    first, second, third = records
+    shown = [
+        replace(
+            first,
+            source={"accuracy %": 91.0, "ε": 2.0, "CLT ε": 1.5, "n": "many", "μ": 0.0},
+            measured={"accuracy %": 90.0, "CLT ε": 1.6, "n": 7, "μ": 0.1},
+            certified={"ε": 3.0},
+        ),
+        replace(second, source={"ε": float("inf")}, measured={}, certified={"ε": 2.0}),
+        replace(third, source={}),
+    ]
+    figure = draw_published_against_measured(shown)
+    percentages, others = (
+        {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in axes.lines[:2]}
+        for axes in figure.axes
+    )
+    assert percentages == {"measured": [(91.0, 90.0)], "certified": []}
+    assert others == {"measured": [(1.5, 1.6)], "certified": [(2.0, 3.0)]}
+    assert draw_published_against_measured(shown[2:]) is None
 
 
 def test_make_rows_merges_shared_and_own_settings():

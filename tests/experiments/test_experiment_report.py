@@ -1,13 +1,23 @@
 import base64
+import io
+import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from experiments.lib.registry import Page, Result
+from experiments.lib import report
+from experiments.lib.publication import load_publication
+from experiments.lib.records import encode, records_path
+from experiments.lib.registry import PROFILES, Page, Result, load_experiments
 from experiments.lib.report import write_report
 from experiments.lib.runner import run_experiment
+
+PUBLISHED = Path(__file__).parents[2] / "docs" / "reproduction"
 
 
 class Parsed(HTMLParser):
@@ -57,14 +67,16 @@ def page(experiments, plan):
 def test_write_report_shows_finding_table_notes_and_figures(toy, plan):
     run_experiment(toy.experiment, plan)
     report = page([toy.experiment], plan)
-    groups, names, first, *_ = report.rows
+    overview, verdicts, groups, names, first, *_ = report.rows
+    assert overview == ["experiment", "quick profile"]
+    assert verdicts == ["A toy table", "not reproduced"]
     assert groups == ["", "settings", "source", "measured", None, "certified", "", None]
     assert [name.replace("\u00a0", " ") for name in names] == [
         "row", "l2 clip", "accuracy %", "accuracy %", "CLT ε", "ε", "time", "note",
     ]  # fmt: skip
     assert first[:6] == ["1", "1", "91.0", "71.5", "0.8765", "2.235"]
     assert [row[7] for row in report.body()] == ["1", "1", "1"]
-    assert report.text.count("toy data & more") == 2  # below the table, and under "Data" on top
+    assert report.text.count("toy data & more") == 1
 
     sentence = "Not reproduced. Rows 1, 2, 3 are 19.5 points below <90>."
     assert report.text.index(sentence) < report.text.index("In every row step size 0.1 epochs 1")
@@ -75,7 +87,6 @@ def test_write_report_shows_finding_table_notes_and_figures(toy, plan):
         "Quick profile",
         "row 3 claims less than is certified",
         "accuracy per epoch, as a caption",
-        "quick: 3 of 3 rows",
         "Python 3.",
         "JAX 0.",
         "dpjax 0.",
@@ -88,29 +99,98 @@ def test_write_report_shows_failed_missing_and_stale_rows_without_values(toy, pl
     with pytest.raises(KeyboardInterrupt):
         run_experiment(toy.experiment, plan)
     report = page([toy.experiment], plan)
-    assert {len(row) for row in report.rows} == {8}
+    assert {len(row) for row in report.rows[2:]} == {8}
     assert report.body()[1][2:4] == ["92.0", "failed: RuntimeError: loss is not finite"]
     assert report.body()[2][3] == "not run yet"
-    assert "quick: 1 of 3 rows, 1 failed" in report.text
+    assert "not reproduced 1 of 3 rows, 1 failed" in report.text
     assert "row 2 claims" not in report.text
     toy.step_size = 0.2
     report = page([toy.experiment], plan)
     assert report.body()[0][3] == "not run with these settings yet"
     assert "0.8765" not in report.text
     assert not [tag for tag, _ in report.tags if tag == "img"]
+    assert report.rows[1] == ["A toy table", ""]
+    assert "0 of 3 rows" in report.text
 
 
 def test_write_report_shows_every_experiment_and_profile(toy, plan):
     never = replace(toy.experiment.page, name="never_run", title="Never run")
     for profile in ("paper", "quick"):
         run_experiment(toy.experiment, replace(plan, profile=profile))
-    text = page([toy.experiment, replace(toy.experiment, page=never)], plan).text
-    assert "Never run not run yet" in text
-    assert "Not run yet: python -m experiments run never_run" in text
-    assert 0 < text.index("Quick profile") < text.index("Paper profile")
-    assert "quick: 3 of 3 rows paper: 3 of 3 rows" in text
-    figures = sorted(path.name for path in (plan.results / "figures").iterdir())
+    report = page([toy.experiment, replace(toy.experiment, page=never)], plan)
+    assert report.rows[:3] == [
+        ["experiment", "quick profile", "paper profile"],
+        ["A toy table", "not reproduced", "not reproduced"],
+        ["Never run", "not run", "not run"],
+    ]
+    assert "Not run yet: python -m experiments run never_run" in report.text
+    assert 0 < report.text.index("Quick profile") < report.text.index("Paper profile")
+    figures = sorted(path.name for path in (plan.results / "figures").glob("toy*"))
     assert figures == ["toy_table_paper_accuracy.png", "toy_table_quick_accuracy.png"]
+
+    # Of both profiles' figure the page shows one: that of the published values, and the paper's.
+    assert len([tag for tag, _ in report.tags if tag == "img"]) == 2
+    assert "Figure of the quick profile: figures/toy_table_quick_accuracy.png" in report.text
+
+
+def test_write_report_joins_profiles_with_the_same_records(toy, plan):
+    same = replace(toy.experiment, rows=lambda profile: toy.rows("paper"))
+    for profile in PROFILES:
+        run_experiment(same, replace(plan, profile=profile))
+    joined = page([same], plan)
+    assert joined.rows[1] == ["A toy table", "not reproduced", "not reproduced"]
+    assert joined.text.count("Quick and paper profile") == 1
+    assert len(joined.body()) == 3
+
+
+def test_write_report_shows_equal_certificates_once(toy, plan):
+    def run_row(row, context):
+        text = "equal certificate" if row.name == "1" else f"{context.profile} certificate"
+        return replace(toy.run_row(row, context), certificate=text)
+
+    experiment = replace(toy.experiment, run_row=run_row)
+    for profile in PROFILES:
+        run_experiment(experiment, replace(plan, profile=profile))
+    text = page([experiment], plan).text
+    assert text.count("equal certificate") == 1
+    assert text.count("quick certificate") == text.count("paper certificate") == 2
+    assert text.count("are those of the profile above") == 1
+
+
+def test_write_report_folds_all_but_verdicts_and_picture(toy, plan):
+    run_experiment(toy.experiment, plan)
+    report = page([toy.experiment], plan)
+    tags = [tag for tag, _ in report.tags]
+    assert tags.index("table") < tags.index("img") < tags.index("details")
+    folds = [attributes for tag, attributes in report.tags if tag == "details"]
+    assert len(folds) == 2  # the explanation of the tables, and the experiment
+    assert not any("open" in attributes for attributes in folds)
+
+
+@pytest.mark.slow
+def test_report_of_all_committed_records_is_at_most_3_mb(tmp_path, monkeypatch):
+    experiments = load_experiments()
+    for experiment in experiments:
+        records = [
+            encode(vars(record))
+            for profile in PROFILES
+            for record in load_publication(PUBLISHED, experiment.name, profile).records
+        ]
+        records_path(tmp_path, experiment.name).write_text(json.dumps(records), "utf-8")
+    monkeypatch.setattr(
+        report,
+        "draw_figures",
+        lambda experiment, records, folder: (
+            load_publication(PUBLISHED, experiment.name, records[0].profile).figures
+        ),
+    )
+    path, complete = write_report(experiments, tmp_path)
+    assert complete
+    assert path.stat().st_size <= 3_000_000
+    parsed = Parsed(path.read_text("utf-8"))
+    assert [row[0] for row in parsed.rows[1 : 1 + len(experiments)]] == [
+        experiment.page.title for experiment in experiments
+    ]
 
 
 def test_write_report_needs_nothing_from_outside(toy, plan):
@@ -124,7 +204,7 @@ def test_write_report_needs_nothing_from_outside(toy, plan):
         for name in ("src", "href", "srcset")
         if name in attributes
     ]
-    assert all(link.startswith(("#", "data:image/png;base64,")) for link in links)
+    assert all(link.startswith(("#", "data:image/webp;base64,")) for link in links)
     assert not re.search(r"url\(|@import|http", html)
     assert not {tag for tag, _ in tags} & {"script", "link", "iframe", "object"}
 
@@ -132,9 +212,12 @@ def test_write_report_needs_nothing_from_outside(toy, plan):
     ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
-    (image,) = [attributes for tag, attributes in tags if tag == "img"]
-    (file,) = (plan.results / "figures").iterdir()
-    assert base64.b64decode(image["src"].partition(",")[2]) == file.read_bytes()
+    _, image = [attributes for tag, attributes in tags if tag == "img"]
+    shown = Image.open(io.BytesIO(base64.b64decode(image["src"].partition(",")[2])))
+    with Image.open(plan.results / "figures" / "toy_table_quick_accuracy.png") as file:
+        drawn = np.asarray(file.convert("RGB"), float)
+    assert shown.format == "WEBP"
+    assert np.abs(np.asarray(shown.convert("RGB")) - drawn).mean() < 2
 
 
 def test_write_report_escapes_every_text(toy, plan):
@@ -166,7 +249,7 @@ def test_write_report_escapes_every_text(toy, plan):
     report = page([experiment], plan)
     images = [attributes for tag, attributes in report.tags if tag == "img"]
     assert "script" not in {tag for tag, _ in report.tags}
-    assert [set(attributes) for attributes in images] == [{"src", "width", "alt"}]
+    assert [set(attributes) for attributes in images] == [{"src", "width", "loading", "alt"}]
     assert report.text.count("alert('x')") >= 15
 
 

@@ -14,8 +14,9 @@ import reproduction_pages as pages
 
 
 @pytest.fixture
-def folder(toy, plan, tmp_path):
+def folder(toy, plan, tmp_path, monkeypatch):
     """A folder with the toy's records of the quick profile."""
+    monkeypatch.setattr(pages, "BUILT", tmp_path / "built")
     run_experiment(toy.experiment, plan)
     publish(toy.experiment, "quick", plan.results, tmp_path / "published")
     return tmp_path / "published"
@@ -74,6 +75,42 @@ def test_render_page_has_both_profiles_where_they_differ(toy, longer, plan, fold
     ]  # fmt: skip
     assert first[1:5] == ["91.0", "71.5", "90.0", "0.8765"]
     assert second[1:5] == ["92.0", "72.5", "90.0", "0.8765"]
+
+
+def test_render_results_transposes_a_table_much_wider_than_long(toy, longer, plan, folder):
+    wide = replace(
+        toy.experiment,
+        rows=lambda profile: toy.rows(profile)[:2],
+        run_row=lambda row, context: replace(
+            toy.run_row(row, context), measured={f"value {i}": float(i) for i in range(12)}
+        ),
+    )
+    run_experiment(wide, replace(plan, fresh=True))
+    publish(wide, "quick", plan.results, folder)
+    assert cells(pages.render_results(pages.load_blocks(wide, folder))) == [
+        ["row", "1", "2"],
+        ["**source**", "", ""],
+        ["accuracy %", "91.0", "92.0"],
+        ["**measured**", "", ""],
+        *([f"value {i}", f"{i}", f"{i}"] for i in range(12)),
+        ["**certified**", "", ""],
+        ["ε", "2.235", "3.235"],
+        ["time, quick", "0.0 s", "0.0 s"],
+    ]
+
+
+def test_write_pages_shows_an_overview_and_the_figure_of_each_experiment(toy, folder):
+    contents = pages.write_pages({"experiments.toy": toy.experiment}, folder)
+    order = [
+        contents.index(part)
+        for part in (
+            "built/published_against_measured.png",
+            "{list-table}",
+            "[![A toy table](figures/toy_table_quick_accuracy.png)](toy_table.md)",
+        )
+    ]
+    assert order == sorted(order)
+    assert (pages.BUILT / "published_against_measured.png").exists()
 
 
 def test_render_page_names_rows_without_a_record(toy, longer, plan, folder):
@@ -135,11 +172,14 @@ def test_committed_pages_show_every_certified_value(module):
     blocks = pages.load_blocks(experiment)
     text = pages.render_page(module, experiment, blocks)
     assert (Path(__file__).parents[2] / f"{module.replace('.', '/')}.py").exists()
+    table = cells(text)
+    if table[0][0] == "row":  # transposed
+        table = [list(line) for line in zip(*table, strict=True)]
     for block in blocks:
         columns = table_columns(block.lines, "certified")
         assert not block.problems
         assert block.findings
         for line in block.lines:
-            shown = next(row for row in cells(text) if row[0] == pages.escape(line.row.name))
+            shown = next(row for row in table if row[0] == pages.escape(line.row.name))
             for cell in table_cells(line, "certified", columns):
                 assert without_zeros(pages.escape(cell)) in map(without_zeros, shown)
