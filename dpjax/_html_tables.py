@@ -23,15 +23,15 @@ def format_value(value: npt.ArrayLike) -> str:
     return f"{float(np.asarray(value)):.4g}"
 
 
-def field_table(value: Any, caption: str = "Fields") -> HTMLTable:
-    """Returns the fields of a dataclass as its ``repr`` has them, long ones cut off, folded."""
+def field_table(value: Any, caption: str = "Fields", *, folded: bool = True) -> HTMLTable:
+    """Returns the fields of a dataclass as its ``repr`` has them, long ones cut off."""
     rows = []
     for field in dataclasses.fields(value):
         if field.repr:
             text = repr(getattr(value, field.name))
             cut = f"{text[:_MOST_CHARACTERS]}…" if len(text) > _MOST_CHARACTERS else text
             rows.append((field.name, cut))
-    return HTMLTable(caption, rows, folded=True)
+    return HTMLTable(caption, rows, folded=folded)
 
 
 def entry_table(

@@ -1,19 +1,36 @@
 """The privacy guarantee of a mechanism, or of a run of it."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dpjax._html import HTMLTable, render_html
 from dpjax.adjacency import Adjacency, is_size_public
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
+NEIGHBOURS = {
+    "add_remove": "one record is added or removed",
+    "replace_one": "one record is replaced by any other",
+    "zero_out": "one record is replaced by one that contributes nothing",
+}
+_SIZE_CAVEAT = (
+    "The number of records was used to compute {}, so it is public: the guarantee holds, at the"
+    " same epsilon, for adjacency 'zero_out' (one record is replaced by one that contributes"
+    " nothing). To keep the number of records private, choose every constant without it"
+    " (PoissonSampling takes expected_batch_size)."
+)
+_SEED_CAVEAT = (
+    "This run protects nobody: its key was derived from a seed, so its noise can be reproduced. The"
+    " stated epsilon holds for the mechanism with a secret key (dpjax.release_key())."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """What is released, for which neighbours, and what is known of the run that released it.
+    """The privacy guarantee of a release: event, adjacency, unit, and the run that made it.
 
     Attributes:
       event: the dp-accounting event, with noise multipliers relative to *one clip bound*:
@@ -62,3 +79,74 @@ class Guarantee:
           num_steps: how many steps were taken, where the mechanism runs in steps.
         """
         return dataclasses.replace(self, seeded=seeded, num_steps_run=num_steps)
+
+    def _repr_html_(self) -> str:
+        return render_guarantee(type(self).__name__, self)
+
+
+def guarantee_rows(guarantee: Guarantee, delta: float | None = None) -> list[tuple[str, str]]:
+    """Returns the neighbours, the unit, the run and the releases of a guarantee, as table rows."""
+    rows = [
+        ("adjacency", f"{guarantee.adjacency}: {NEIGHBOURS[guarantee.adjacency]}"),
+        ("number of records", format_size(guarantee)),
+        ("unit of privacy", guarantee.unit),
+    ]
+    if delta is not None:
+        rows.append(("delta", f"{delta:g}"))
+    if guarantee.num_steps_run is not None:
+        key = "; its key was derived from a seed, see caveats" if guarantee.seeded else ""
+        rows.append(("run", f"{guarantee.num_steps_run:,} steps{key}"))
+    return [*rows, ("releases", str(guarantee.num_releases))]
+
+
+def guarantee_caveats(guarantee: Guarantee) -> tuple[str, ...]:
+    """Returns the caveats that depend on the mechanism or the run: public size, seeded key."""
+    caveats = []
+    if guarantee.size_constants and not is_size_public(guarantee.adjacency):
+        caveats.append(_SIZE_CAVEAT.format(_join(guarantee.size_constants)))
+    if guarantee.seeded:
+        caveats.append(_SEED_CAVEAT)
+    return tuple(caveats)
+
+
+def format_size(guarantee: Guarantee) -> str:
+    """Returns whether the number of records is public, and through which constants."""
+    if is_size_public(guarantee.adjacency):
+        return "public"
+    if guarantee.size_constants:
+        return f"public: used to compute {_join(guarantee.size_constants)}, see caveats"
+    return "private; the constants of the mechanism must have been chosen without it"
+
+
+def _join(names: Sequence[str]) -> str:
+    """Returns names in a sentence: ``"a"``, ``"a and b"``, ``"a, b and c"``."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def render_guarantee(
+    title: str,
+    guarantee: Guarantee,
+    *,
+    first: Sequence[HTMLTable] = (),
+    last: Sequence[HTMLTable] = (),
+    notes: Sequence[str] = (),
+) -> str:
+    """Returns HTML of the guarantee of a mechanism or of a run.
+
+    Args:
+      title: a heading.
+      guarantee: its description and what holds at any delta; no epsilon is computed.
+      first: tables above, such as the parameters that a run released.
+      last: tables below.
+      notes: sentences below all tables.
+    """
+    epsilon = ("epsilon", "certificate(delta) computes it")
+    tables = [
+        *first,
+        HTMLTable("Mechanism", list(guarantee.description.items())),
+        HTMLTable("Guarantee", [*guarantee_rows(guarantee), epsilon]),
+        *last,
+    ]
+    notes = [*notes, *guarantee_caveats(guarantee)]
+    return render_html(title, tables, notes_heading="Caveats", notes=notes)

@@ -44,8 +44,7 @@ from dpjax._html import HTMLTable
 from dpjax._typing import PRNGKey
 from dpjax.accounting import calibrate
 from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
-from dpjax.certificates.display import render_guarantee
-from dpjax.guarantee import Guarantee
+from dpjax.guarantee import Guarantee, render_guarantee
 from dpjax.keys import is_seeded
 from dpjax.mechanisms import (
     Composition,

@@ -159,7 +159,7 @@ def functions() -> list[PublicCallable]:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_every_public_callable_follows_the_rules(check, functions):
+def test_public_callables_follow_the_rules(check, functions):
     assert [f"{one.name}: {problem}" for one in functions for problem in check(one)] == []
 
 
@@ -175,7 +175,7 @@ def test_members_of_classes_are_checked_too(functions):
     assert len(names) > 400
 
 
-def test_every_exception_is_needed(functions):
+def test_exceptions_are_needed(functions):
     """Without the lists of exceptions each of their entries is found."""
     found = {"key": set(), "numbers": set(), "concepts": set()}
     for one in functions:

@@ -63,7 +63,7 @@ def problems(names: dict[str, object], reference: str = REFERENCE) -> list[str]:
     return [found for name, value in names.items() if (found := problem(name, value, reference))]
 
 
-def test_every_public_name_is_documented():
+def test_public_names_are_documented():
     names = public_names()
     assert len(names) > 150
     assert problems(names) == []
@@ -176,7 +176,7 @@ def test_python_blocks_of_the_pages_run(path):
         exec(compile(block, str(path), "exec"), names if path.stem in CONTINUED else {})
 
 
-def test_every_notebook_agrees_with_its_markdown():
+def test_notebooks_agree_with_their_markdown():
     assert NOTEBOOKS
     assert [text for path in NOTEBOOKS if (text := find_difference(path))] == []
 
@@ -198,7 +198,7 @@ def test_notebooks_have_no_outputs():
     ] == []
 
 
-def test_every_page_is_in_a_table_of_contents():
+def test_pages_are_in_a_table_of_contents():
     toctrees = "\n".join(path.read_text("utf-8") for path in DOCS.rglob("*.md"))
     pages = [path.relative_to(DOCS).with_suffix("") for path in DOCS.rglob("*.md")]
     pages += [Path("tutorials", path.stem) for path in NOTEBOOKS]

@@ -28,7 +28,7 @@ from dpjax._html import HTMLTable, render_html
 from dpjax._html_tables import draws_table, leaf_table
 from dpjax.bayes import sgmcmc
 from dpjax.bayes.conjugate.posteriors import BetaPosterior, Posterior
-from dpjax.bayes.regression import RegressionPosterior
+from dpjax.bayes.regression import Prediction, RegressionPosterior
 from dpjax.bayes.variational import DPSVIResult
 from dpjax.certificates import Report
 from dpjax.gradients.bookkeeping.routes import Explanation, LeafRoute, Route
@@ -103,11 +103,14 @@ def test_render_html_takes_colours_from_the_page():
 
 
 # Instances of public classes that notebooks show, by name.
+PARTIES = federated.Parties(num_holders=7, num_nodes=3, num_dropouts=1, num_colluders=2)
 CHAIN = sgmcmc.ChainResult({"w": np.zeros((2, 3, 40)), "b": np.ones((2, 3))}, chain(), False)
 OTHERS = {
     "bayes.sgmcmc.ChainResult": lambda: CHAIN,
     "bayes.regression.RegressionDraws": regression_draws,
     "federated.FederatedSum": plan,
+    "federated.Parties": lambda: PARTIES,
+    "guarantee.Guarantee": lambda: steps().guarantee,
     "federated.Result": lambda: federated.combine(plan(), openings()),
     "training.TrainResult": lambda: TrainResult({"w": np.ones((3, 2))}, steps(), seeded=True),
 }
@@ -149,8 +152,9 @@ def test_repr_html_is_of_all_mechanisms_and_results():
             {SCRIPT: np.zeros((1, 2))}, dataclasses.replace(chain(), unit=SCRIPT), False
         ),
         lambda: Explanation((LeafRoute(SCRIPT, (2,), Route("ghost", SCRIPT, 1)),), 4),
+        lambda: dataclasses.replace(steps().guarantee, description={SCRIPT: SCRIPT}),
     ],
-    ids=["mechanism", "train", "chain", "explanation"],
+    ids=["mechanism", "train", "chain", "explanation", "guarantee"],
 )
 def test_repr_html_is_escaped(make):
     structure = Structure(make()._repr_html_())
@@ -205,6 +209,37 @@ def test_regression_posterior_repr_html_has_marginal_quantiles():
     assert f"{stats.t(6, 1.0, scale).ppf(0.95):.4g}" in texts
     assert f"{stats.t(6, 1.0, scale).std():.4g}" in texts
     assert known._replace(mean=jnp.ones((3, 2)))._repr_html_() is None
+
+
+@pytest.mark.parametrize("freedom", [5.0, np.inf])
+def test_prediction_repr_html_has_intervals(freedom):
+    prediction = Prediction(jnp.array([1.0, -2.0]), jnp.array([0.5, 2.0]), jnp.array(freedom))
+    texts = Structure(prediction._repr_html_()).texts
+    for mean, scale in ((1.0, 0.5), (-2.0, 2.0)):
+        for value in (mean, scale, *stats.t(freedom, mean, scale).ppf([0.05, 0.95])):
+            assert f"{value:.4g}" in texts
+    assert ("normal" in texts) == np.isinf(freedom)
+    assert ("Student's t with 5 degrees of freedom" in texts) == np.isfinite(freedom)
+    assert prediction._replace(mean=jnp.ones((3, 2)))._repr_html_() is None
+
+
+def test_parties_repr_html_has_fields_and_what_follows():
+    structure = Structure(PARTIES._repr_html_())
+    texts = structure.texts
+    assert "details" not in structure.tags
+    for field in dataclasses.fields(PARTIES):
+        assert repr(getattr(PARTIES, field.name)) in texts[texts.index(field.name) :]
+    for heading, value in (("shares of noise that count", 3), ("least holders in a sum", 6)):
+        assert texts[texts.index(heading) + 1] == str(value)
+
+
+def test_guarantee_repr_html_is_that_of_its_run():
+    run = steps().guarantee.of_run(seeded=True, num_steps=7)
+    texts = Structure(run._repr_html_()).texts
+    assert any(text.startswith("7 steps; its key was derived from a seed") for text in texts)
+    assert any("protects nobody" in text for text in texts)
+    planned = Structure(steps().guarantee._repr_html_()).texts
+    assert not any("protects nobody" in text for text in planned)
 
 
 def test_conjugate_posterior_repr_html_has_interval():

@@ -79,7 +79,7 @@ def test_names_for_mypy_are_the_names_exported():
 
 
 @pytest.mark.parametrize("name", dpjax.__all__)
-def test_every_public_name_is_the_module_class_or_function_of_that_name(name):
+def test_public_names_are_modules_classes_or_functions_of_that_name(name):
     value = getattr(dpjax, name)
     if name in dpjax._SUBPACKAGES:
         assert value is sys.modules[f"dpjax.{name}"]

@@ -15,9 +15,10 @@ from dpjax.bdp.conversion import (
     best_order,
     population_epsilons,
 )
-from dpjax.certificates.certificate import Certificate, certify, format_size
+from dpjax.certificates.certificate import Certificate, certify
 from dpjax.certificates.figure import new_figure
 from dpjax.certificates.render import Report, Table, round_up
+from dpjax.guarantee import format_size
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

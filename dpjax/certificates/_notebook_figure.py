@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 
 class NotebookFigure(Figure):
-    """A figure that pyplot's inline backend forgets as soon as it is displayed.
+    """A figure that pyplot's inline backend closes as soon as it is displayed.
 
     The backend displays all figures of pyplot at the end of a cell, and would display the value of
     the cell's last expression, and what ``display`` was given, a second time.

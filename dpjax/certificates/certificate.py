@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -26,10 +25,14 @@ from dpjax.accounting.risk import (
     true_positive_rate_at,
 )
 from dpjax.accounting.tradeoff import TradeOff
-from dpjax.adjacency import is_size_public
 from dpjax.certificates.figure import plot_tradeoff
 from dpjax.certificates.render import Estimate, Report, Table, round_down, round_up
-from dpjax.guarantee import Guarantee
+from dpjax.guarantee import (
+    NEIGHBOURS,
+    Guarantee,
+    guarantee_caveats,
+    guarantee_rows,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,11 +42,6 @@ ACCOUNTANTS = {
     "rdp": "Rényi DP, conversion of Canonne, Kamath & Steinke 2020",
     "moments": "Rényi DP at the orders and with the conversion of Abadi et al. 2016",
     "gdp_clt": "central limit theorem of Gaussian DP, not a guarantee",
-}
-_NEIGHBOURS = {
-    "add_remove": "one record is added or removed",
-    "replace_one": "one record is replaced by any other",
-    "zero_out": "one record is replaced by one that contributes nothing",
 }
 _ATTACK_GOALS = {
     "add_remove": "whether {} is in the data",
@@ -71,19 +69,9 @@ CAVEATS = (
     "The privacy cost of tuning hyper-parameters on the same data is not included.",
     "Per-example norms and losses are private, and publishing them is not covered.",
 )
-_SIZE_CAVEAT = (
-    "The number of records was used to compute {}, so it is public: the guarantee holds, at the"
-    " same epsilon, for adjacency 'zero_out' (one record is replaced by one that contributes"
-    " nothing). To keep the number of records private, choose every constant without it"
-    " (PoissonSampling takes expected_batch_size)."
-)
 _DELTA_CAVEAT = (
     "delta = {:g} is not below one over the number of records, {:,}: publishing a random one of the"
     " records as it is would have (0, 1/{:,})-differential privacy. Choose a delta well below that."
-)
-_SEED_CAVEAT = (
-    "This run protects nobody: its key was derived from a seed, so its noise can be reproduced. The"
-    " stated epsilon holds for the mechanism with a secret key (dpjax.release_key())."
 )
 
 
@@ -224,7 +212,7 @@ class Certificate(Report):
         stated = (
             f"It is ({round_up(self.epsilon)}, {self.delta:g})-differentially private, with"
             f" {guarantee.unit} as the unit of privacy, under adjacency {guarantee.adjacency!r}"
-            f" ({_NEIGHBOURS[guarantee.adjacency]}; the number of records is"
+            f" ({NEIGHBOURS[guarantee.adjacency]}; the number of records is"
             f" {'public' if guarantee.is_size_public else 'private'}). This upper bound on epsilon"
             f" was computed by accountant {self.accountant!r} ({ACCOUNTANTS[self.accountant]}) of"
             f" dpjax {version('dpjax')} with dp-accounting {version('dp-accounting')}; {other}."
@@ -288,7 +276,7 @@ class Certificate(Report):
 
 
 def certify(guarantee: Guarantee, delta: float) -> Certificate:
-    """Returns the certificate of a guarantee at ``delta``, with the caveats that it deserves.
+    """Returns the certificate of a guarantee at ``delta``, and the caveats on it.
 
     The certified epsilon is that of the privacy loss distribution; where the event has none, as
     repetition and selection, it is that of Rényi DP. ``Certificate.accountant`` names which.
@@ -343,46 +331,6 @@ def compare_to_bounds(value: float, lower: float | None, certified: float) -> st
     side, end = ("below", lower) if value < lower else ("above", certified)
     share = abs(value - end) / end if 0 < end < math.inf else math.inf
     return f"{side} {between}" + (f" by {share:.2%}" if share < math.inf else "")
-
-
-def guarantee_rows(guarantee: Guarantee, delta: float | None = None) -> list[tuple[str, str]]:
-    """Returns the neighbours, the unit, the run and the releases of a guarantee, as table rows."""
-    rows = [
-        ("adjacency", f"{guarantee.adjacency}: {_NEIGHBOURS[guarantee.adjacency]}"),
-        ("number of records", format_size(guarantee)),
-        ("unit of privacy", guarantee.unit),
-    ]
-    if delta is not None:
-        rows.append(("delta", f"{delta:g}"))
-    if guarantee.num_steps_run is not None:
-        key = "; its key was derived from a seed, see caveats" if guarantee.seeded else ""
-        rows.append(("run", f"{guarantee.num_steps_run:,} steps{key}"))
-    return [*rows, ("releases", str(guarantee.num_releases))]
-
-
-def guarantee_caveats(guarantee: Guarantee) -> tuple[str, ...]:
-    """Returns the caveats that depend on the mechanism or the run: public size, seeded key."""
-    caveats = []
-    if guarantee.size_constants and not is_size_public(guarantee.adjacency):
-        caveats.append(_SIZE_CAVEAT.format(_join(guarantee.size_constants)))
-    if guarantee.seeded:
-        caveats.append(_SEED_CAVEAT)
-    return tuple(caveats)
-
-
-def format_size(guarantee: Guarantee) -> str:
-    """Returns whether the number of records is public, and through which constants."""
-    if is_size_public(guarantee.adjacency):
-        return "public"
-    if guarantee.size_constants:
-        return f"public: used to compute {_join(guarantee.size_constants)}, see caveats"
-    return "private; the constants of the mechanism must have been chosen without it"
-
-
-def _join(names: Sequence[str]) -> str:
-    """Returns names in a sentence: ``"a"``, ``"a and b"``, ``"a, b and c"``."""
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _format_risk(risk: Risk) -> str:

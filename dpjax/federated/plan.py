@@ -36,6 +36,8 @@ import numpy.typing as npt
 
 from dpjax._checks import as_float64, check, check_count, check_type
 from dpjax._hashing import hash_dataclass
+from dpjax._html import HTMLTable, render_html
+from dpjax._html_tables import field_table
 from dpjax.accounting.accountants import certified_epsilon
 from dpjax.accounting.events import decompose
 from dpjax.certificates.certificate import Certificate, certify
@@ -58,7 +60,7 @@ _LEAST_RECORDS, _LEAST_RECORDS_OF_ONE = 2**30, 2**10
 
 @dataclass(frozen=True, kw_only=True)
 class Parties:
-    """Who takes part in a federated release, and what may go wrong.
+    """Numbers of parties of a federated release, and of those that may drop out or collude.
 
     Attributes:
       num_holders: N, of records.
@@ -109,6 +111,15 @@ class Parties:
                 f" or below {self._num_honest / self.num_nodes:.3g}"
             )
             check(self.num_colluding_nodes >= 0, "node_threshold", self.node_threshold, allowed)
+
+    def _repr_html_(self) -> str:
+        derived = [
+            ("shares of noise that count", str(self.num_noise_shares)),
+            ("least holders in a sum", str(self.least_holders)),
+            ("nodes that may collude", str(self.num_colluding_nodes)),
+        ]
+        tables = [field_table(self, folded=False), HTMLTable("Computed from them", derived)]
+        return render_html(type(self).__name__, tables)
 
     @property
     def num_noise_shares(self) -> int:
@@ -164,7 +175,7 @@ class Parties:
 
 
 class Adversary(NamedTuple):
-    """Who may attack a federated release, and the guarantee against it.
+    """A kind of adversary of a federated release, and the epsilon against it.
 
     Attributes:
       name: who it is.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from dpjax._checks import check, check_positive, check_type
 from dpjax._html_tables import field_table
 from dpjax._typing import PyTree
-from dpjax.guarantee import Guarantee
+from dpjax.guarantee import Guarantee, render_guarantee
 from dpjax.sampling.base import compose
 from dpjax.sensitivity import Sensitivity
 
@@ -72,8 +72,6 @@ class Mechanism(abc.ABC):
         return certify(self.guarantee, delta)
 
     def _repr_html_(self) -> str:
-        from dpjax.certificates.display import render_guarantee
-
         last = [field_table(self)] if dataclasses.is_dataclass(self) else ()
         return render_guarantee(type(self).__name__, self.guarantee, last=last)
 

@@ -25,7 +25,7 @@ from dpjax.gradients.loss_checks import check_params, split_params
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.batch_gradient import StepInfo
 from dpjax.training.data import DataSource, Examples, as_training_data
-from dpjax.training.run import RunResult, run
+from dpjax.training.run import Plan, RunResult, run
 from dpjax.training.sharding import MeshSharding
 from dpjax.training.step import TrainState, private_step
 
@@ -126,8 +126,9 @@ def train(
       checkpoint_dir: a folder to save to and resume from. An interrupted run resumes from its last
         checkpoint to the same result. Steps are reported only after their checkpoint is on disk, so
         noise is never reused on different gradients; a checkpoint of another mechanism, other data
-        or another program is rejected. The folder is locked during the run: a second run on it, in
-        any process or thread, is rejected.
+        or another program is rejected. A run of a mechanism with fewer steps and otherwise the same
+        is continued, to the result of one run of all steps. The folder is locked during the run: a
+        second run on it, in any process or thread, is rejected.
       budget: stop before the release that would exceed it.
       progress: show a progress bar (without losses, which are private).
 
@@ -157,6 +158,7 @@ def train(
     """
     key = as_key(key)
     check_function("loss_fn", loss_fn)
+    check_type("mechanism", mechanism, SubsampledGaussian, "a SubsampledGaussian")
     check_count("steps_per_call", steps_per_call)
     if on_report is not None:
         check_function("on_report", on_report, "report")
@@ -167,16 +169,22 @@ def train(
     loss_input, trained, constants = split_params(params, wrt, keyed=loss_takes_key)
     check_params(trained)
     loss = loss_input.bind(loss_fn, constants)
-    step = private_step(
-        (lambda params, *inputs: loss(params, inputs)) if loss_takes_key else loss,
-        optimizer,
-        mechanism=mechanism,
-        key=key,
-        loss_takes_key=loss_takes_key,
-        method=method,
-        microbatch_size=microbatch_size,
-        sharding=sharding,
-    )
+
+    def plan(num_steps: int) -> Plan[TrainState, Examples, StepInfo]:
+        first = mechanism.first_steps(num_steps)
+        step = private_step(
+            (lambda params, *inputs: loss(params, inputs)) if loss_takes_key else loss,
+            optimizer,
+            mechanism=first,
+            key=key,
+            loss_takes_key=loss_takes_key,
+            method=method,
+            microbatch_size=microbatch_size,
+            sharding=sharding,
+        )
+        # More epochs are more steps of the same run.
+        return Plan(dataclasses.replace(first, epochs=None), step, step.init(trained))
+
     records = as_training_data(data, mechanism.sampling, sharding)
     num_steps = mechanism.num_steps if budget is None else _affordable_steps(budget, mechanism)
 
@@ -187,13 +195,12 @@ def train(
 
     # Repeat the step, from the start or from the newest checkpoint.
     end = run(
-        step,
+        plan,
         records,
-        step.init(trained),
         num_steps,
+        planned_steps=mechanism.num_steps,
         key=key,
         params=trained,
-        mechanism=mechanism,
         steps_per_call=steps_per_call,
         on_chunk=report,
         checkpoint_dir=checkpoint_dir,

@@ -2,10 +2,11 @@
 
 A saved noise key used again on other gradients would release their difference without noise. So a
 checkpoint stores hashes of the mechanism, the data and the program of one step, and is rejected if
-one of them differs. **It contains keys: keep it as secret as the data.**
+one of them differs. A run is continued with more steps where its steps are the first of them.
+**A checkpoint contains keys: keep it as secret as the data.**
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from io import TextIOWrapper
 from pathlib import Path
@@ -76,8 +77,16 @@ def program_hash(function: Callable[..., PyTree], *arguments: PyTree) -> str:
 class CheckpointStore:
     """Checkpoints of one training run in one folder; the newest two are kept, written atomically.
 
-    The folder is locked until the store is closed: see `lock_folder`. ``identity`` is a
-    named tuple of hashes, all of which must agree for a run to be resumed.
+    The folder is locked until the store is closed: see `lock_folder`.
+
+    Args:
+      checkpoint_dir: the folder.
+      identity: a named tuple of hashes, all of which must agree for a run to be resumed.
+      seeded: whether the run's noise comes from a seed.
+      text: parts of error messages.
+      num_steps: steps planned, where a run can be continued with more of them.
+      first_steps: ``first_steps(k)``, the identity of the first k planned steps: a folder of fewer
+        planned steps must have it.
 
     Attributes:
       seeded: whether the run's noise comes from a seed: as stored in the folder if it holds a run
@@ -94,6 +103,9 @@ class CheckpointStore:
         identity: Hashes,
         seeded: bool,
         text: CheckpointText = CheckpointText(),  # noqa: B008
+        *,
+        num_steps: int | None = None,
+        first_steps: Callable[[int], Hashes] | None = None,
     ) -> None:
         import orbax.checkpoint as ocp
 
@@ -106,6 +118,7 @@ class CheckpointStore:
                 )
         self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._identity, self._text = identity, text
+        self._num_steps, self._first_steps = num_steps, first_steps
         self.seeded = seeded
         with ExitStack() as opened, explain_lost_process(lambda: "while opening checkpoint_dir"):
             lock = check_all(self._lock, "checkpoint_dir")
@@ -159,7 +172,13 @@ class CheckpointStore:
 
         content = ocp.args.Composite(
             state=ocp.args.StandardSave(_arrays(state)),
-            identity=ocp.args.JsonSave({**self._identity._asdict(), "seeded": self.seeded}),
+            identity=ocp.args.JsonSave(
+                {
+                    **self._identity._asdict(),
+                    "seeded": self.seeded,
+                    "num_steps": self._num_steps,
+                }
+            ),
         )
         try:
             with explain_lost_process(lambda: f"while writing {self._text.unit} {num_done}"):
@@ -188,13 +207,25 @@ class CheckpointStore:
             return
         saved = self._read(newest, "identity", ocp.args.JsonRestore())
         self.seeded = saved.get("seeded", True)
-        other = [name for name, own in self._identity._asdict().items() if saved.get(name) != own]
+        other, longer = _different(saved, self._identity), ""
+
+        # A run of fewer planned steps is continued where these are the first of this one's.
+        planned = saved.get("num_steps")
+        if other and self._num_steps is not None and planned != self._num_steps:
+            longer = (
+                f". Its run has num_steps = {planned} and this one {self._num_steps}: only more"
+                " steps continue it, with all else the same (noise calibrated for more steps, or a"
+                " learning rate scheduled over them, is not)"
+            )
+            if self._first_steps is not None and planned < self._num_steps:
+                other = _different(saved, self._first_steps(planned))
+
         if other:
             raise ValueError(
                 f"checkpoint_dir {str(self._path)!r} holds a run with another"
                 f" {', another '.join(other)}: {self._text.mismatch}. Give a new folder, or restore"
                 " what has changed (mechanism: its fields; data: the training arrays; program:"
-                " loss, optimiser, JAX version)"
+                f" loss, optimiser, JAX version){longer}"
             )
 
     def _read(self, step: int, item: str, args: "ocp.args.CheckpointArgs") -> dict[str, PyTree]:
@@ -221,6 +252,11 @@ class CheckpointStore:
                 f"checkpoint_dir {str(self._path)!r} holds a checkpoint at {self._text.unit} {step}"
                 f" whose {item} cannot be read ({type(error).__name__}): {remedy}"
             ) from error
+
+
+def _different(saved: Mapping[str, object], identity: Hashes) -> list[str]:
+    """The names of the hashes of ``identity`` that were not saved."""
+    return [name for name, own in identity._asdict().items() if saved.get(name) != own]
 
 
 def _arrays(state: PyTree) -> dict[str, jax.Array]:

@@ -21,7 +21,7 @@ from dpjax._hashing import hash_arrays, hash_dataclass, hash_text
 from dpjax._html import HTMLTable
 from dpjax._jaxprs import is_slow_in_loops
 from dpjax._typing import ArrayTree, PRNGKey, PyTree, SamplerState
-from dpjax.guarantee import Guarantee
+from dpjax.guarantee import Guarantee, render_guarantee
 from dpjax.keys import is_seeded
 from dpjax.training.checkpoint import CheckpointStore, Identity, program_hash
 from dpjax.training.processes import check_equal, explain_lost_process
@@ -224,7 +224,7 @@ class TrainingData(abc.ABC, Generic[_DataT_co]):
 
 
 class Step(Protocol[StateT, _DataT_contra, _InfoT_co]):
-    """What `run` repeats.
+    """A step of a run.
 
     Attributes:
       update: ``update(state, data) -> (state, info)``.
@@ -238,8 +238,22 @@ class Step(Protocol[StateT, _DataT_contra, _InfoT_co]):
     def one_device_update(self) -> Update[StateT, _DataT_contra, _InfoT_co]: ...
 
 
+class Plan(NamedTuple, Generic[RunStateT, DataT, InfoT]):
+    """Mechanism, step and first state of a run of a number of steps.
+
+    Attributes:
+      mechanism: any tree of dataclasses that identifies the run.
+      step: with its update.
+      state: the first one, with its ``num_releases``, the steps done before; consumed.
+    """
+
+    mechanism: object
+    step: Step[RunStateT, DataT, InfoT]
+    state: RunStateT
+
+
 class Keep(Protocol[_StateT_contra, _InfoT_contra]):
-    """Where `run` puts the infos of every so many steps, before the checkpoint that follows them.
+    """Storage of the infos of every so many steps of a run, before the checkpoint after them.
 
     Attributes:
       burn_in: steps before the first of them.
@@ -249,8 +263,8 @@ class Keep(Protocol[_StateT_contra, _InfoT_contra]):
     burn_in: int
     thinning: int
 
-    def open(self, state: _StateT_contra, *, resumed: bool) -> None:
-        """Makes room, or opens what an earlier run has kept."""
+    def open(self, state: _StateT_contra, *, num_done: int) -> None:
+        """Makes room, or opens what the ``num_done`` steps before have kept."""
 
     def write(self, first: int, infos: _InfoT_contra) -> None:
         """Writes infos from number ``first`` on."""
@@ -284,8 +298,6 @@ class RunResult:
         return []
 
     def _repr_html_(self) -> str:
-        from dpjax.certificates.display import render_guarantee
-
         title = f"{type(self).__name__}: {self.mechanism.num_steps:,} steps"
         return render_guarantee(title, self.guarantee, first=self._released_tables())
 
@@ -315,14 +327,13 @@ class RunEnd(NamedTuple, Generic[StateT]):
 
 
 def run(
-    step: Step[RunStateT, DataT, InfoT],
+    plan: Callable[[int], Plan[RunStateT, DataT, InfoT]],
     data: TrainingData[DataT],
-    state: RunStateT,
     num_steps: int,
     *,
+    planned_steps: int,
     key: PRNGKey,
     params: ArrayTree,
-    mechanism: object,
     steps_per_call: int = 100,
     keep: Keep[RunStateT, InfoT] | None = None,
     on_chunk: Callable[[int, RunStateT, InfoT], None] | None = None,
@@ -330,16 +341,16 @@ def run(
     sharding: MeshSharding | None = None,
     progress: bool = True,
 ) -> RunEnd[RunStateT]:
-    """Repeats a step, from ``state`` or from the newest checkpoint, until ``num_steps`` are done.
+    """Repeats a step, from its first state or the newest checkpoint, until ``num_steps`` are done.
 
     Args:
-      step: with its update.
+      plan: ``plan(k)``, the run of the first k planned steps. A folder of a run that planned fewer
+        steps is continued if it is one of these: all noises are then those of one run.
       data: the records.
-      state: the first one, with its ``num_releases``, the steps done before; consumed.
       num_steps: to be done in all.
+      planned_steps: of the mechanism.
       key: of the run.
       params: the first ones, in which processes are compared.
-      mechanism: of the run: any tree of dataclasses that identifies it.
       steps_per_call: steps between two checkpoints.
       keep: where infos of some steps are put.
       on_chunk: ``on_chunk(num_done, state, infos)``, after each call and its checkpoint: a crash
@@ -353,6 +364,8 @@ def run(
       OSError: a checkpoint cannot be written.
       LostProcessError: another process of the run has ended.
     """
+    mechanism, step, state = plan(planned_steps)
+
     # All processes must make the same run.
     check_processes(key, params, mechanism, step, state, data, sharding)
     data = data.place(sharding)
@@ -363,7 +376,21 @@ def run(
         store, seeded = None, is_seeded(key)
         if checkpoint_dir is not None:
             identity = identify_run(mechanism, data, step, state)
-            store = opened.enter_context(CheckpointStore(checkpoint_dir, identity, seeded))
+
+            def first_steps(count: int) -> Identity:
+                first = plan(count)
+                program = step_hash(first.step, first.state, data)
+                return Identity(hash_dataclass(first.mechanism), identity.data, program)
+
+            store = opened.enter_context(
+                CheckpointStore(
+                    checkpoint_dir,
+                    identity,
+                    seeded,
+                    num_steps=planned_steps,
+                    first_steps=first_steps,
+                )
+            )
             state, seeded = store.restore(state), store.seeded
         done = int(np.ravel(state.num_releases)[0])
 
@@ -371,7 +398,7 @@ def run(
         if keep:
             if store and not done:
                 store.save(state, 0)
-            keep.open(state, resumed=done > 0)
+            keep.open(state, num_done=done)
         if done >= num_steps:
             return RunEnd(state, done, seeded)
 

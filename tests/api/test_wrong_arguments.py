@@ -188,12 +188,12 @@ def test_valid_call_is_valid(name):
         ),
     ],
 )
-def test_what_no_type_shows_is_refused_by_name(call, words):
+def test_constraints_outside_of_types_are_refused_by_name(call, words):
     with pytest.raises((ValueError, TypeError), match=f"^{words}"):
         call()
 
 
-def test_every_callable_is_called_or_listed():
+def test_callables_are_called_or_listed():
     """What is left out is left out by name, and exists."""
     assert set(RESULTS) | set(NOT_CALLED) | SLOW <= set(CALLABLES)
     calls = [

@@ -216,6 +216,21 @@ def test_run_continues_a_finished_run_and_then_returns_it(finished, straight):
     assert again.losses.shape == (0,)
 
 
+def test_run_continues_a_finished_run_with_more_steps(straight, tmp_path):
+    first = run(svi=make(num_steps=3), checkpoint_dir=tmp_path)
+    continued = run(key=dpjax.release_key(), checkpoint_dir=tmp_path)
+    assert_equal(continued, straight)
+    assert continued.seeded
+    np.testing.assert_array_equal(np.concatenate([first.losses, continued.losses]), straight.losses)
+    assert continued.mechanism == straight.mechanism == make().mechanism
+    assert int(continued.state.num_releases) == NUM_STEPS
+
+    with pytest.raises(ValueError, match="num_steps = 5 and this one 3: only more steps"):
+        run(svi=make(num_steps=3), checkpoint_dir=tmp_path)
+    with pytest.raises(ValueError, match=r"another mechanism, another program.*only more steps"):
+        run(svi=make(num_steps=7, noise_multiplier=1.1), checkpoint_dir=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changed", "name"),
     [

@@ -57,7 +57,7 @@ def test_run_constant_is_safe_and_loose(records):
         assert asked > 5 * record.measured[wishart.DEGREES]
 
 
-def test_the_bounds_of_attacks():
+def test_bounds_of_attacks():
     lower, upper = clopper_pearson(30, 100, 0.025)
     assert (round(lower, 4), round(upper, 4)) == (0.2124, 0.3998)
     assert clopper_pearson(100, 100, 0.01)[1] == 1.0

@@ -63,7 +63,7 @@ def test_compare_counts_disjoint_and_all_pairs():
     assert counts["all pairs", "test"] == 60 * 59 // 2
 
 
-def test_all_distances_and_disjoint_distances_are_those_of_the_gradients():
+def test_distances_and_disjoint_distances_are_those_of_the_gradients():
     two = Split(np.array([[0.0] * 8, [3.0, 4.0] + [0.0] * 6], np.float32), np.zeros(2, np.int32))
     for distances in (all_distances, disjoint_distances):
         found = distances(jax.random.key(0), loss, jnp.zeros(8), two)

@@ -168,7 +168,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("module", [module.removeprefix("experiments.") for module in MODULES])
-def test_a_shortened_row_has_the_published_columns_and_takes_its_place(
+def test_shortened_rows_have_the_published_columns_and_take_their_place(
     module, tmp_path, monkeypatch
 ):
     name, changes, data = ROWS[module]

@@ -121,7 +121,7 @@ def test_run_row_of_agreeing_teachers_lowers_the_data_dependent_epsilon_only(rec
     assert all(column.startswith(PRIVATE) for column in many.measured)
 
 
-def test_the_claims(records):
+def test_claims(records):
     label, direction, release = (records[name] for name in analysis.CLAIMS)
     assert label.certified[EPSILON] == 2 * label.source[EPSILON]
     assert direction.series[analysis.FORWARD] > 1

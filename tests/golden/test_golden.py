@@ -40,7 +40,7 @@ def test_case_is_as_recorded(group, name):
 
 
 @pytest.mark.parametrize("group", list(record.GROUPS))
-def test_every_recorded_case_is_computed(group):
+def test_recorded_cases_are_computed(group):
     assert set(record.load(group)) == set(record.cases(group))
 
 

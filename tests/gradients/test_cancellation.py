@@ -291,7 +291,7 @@ def test_power_instantiating_all_examples(monkeypatch):
     assert norm != other_norm
 
 
-def test_no_loop_without_cancellation():
+def test_losses_without_cancellation_have_no_loop():
     """One product with one vector, as in a plain network."""
 
     def loss(w, x):

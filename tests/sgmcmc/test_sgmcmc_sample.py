@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from dpjax import PoissonSampling
-from dpjax.bayes.sgmcmc import SGLD, ChainResult, private_chains, sample
+from dpjax.bayes.sgmcmc import (
+    PSGLD,
+    SGLD,
+    ChainResult,
+    PolynomialDecay,
+    RMSProp,
+    private_chains,
+    sample,
+)
 from dpjax.bayes.sgmcmc.chains import SampleStore
 from dpjax.sampling import ShuffledEpochs
 from dpjax.training import ArraySource, TrainState
@@ -19,6 +27,7 @@ from dpjax.training.checkpoint import CheckpointStore
 
 DATA = {"x": jnp.linspace(-1.0, 1.0, 24).reshape(12, 2), "y": jnp.linspace(0.0, 1.0, 12)}
 START = {"w": jnp.zeros(2)}
+DECAY = PolynomialDecay(0.3)
 
 
 def log_likelihood(params, record):
@@ -215,6 +224,92 @@ def test_sample_resumes_to_the_same_samples(tmp_path, monkeypatch):
         run(chain_of(num_chains=2, min_noise_multiplier=9.0), checkpoint_dir=tmp_path, **options)
 
 
+MORE_STEPS = [
+    pytest.param(chain_of(12, num_chains=2), id="constant"),
+    pytest.param(
+        dataclasses.replace(chain_of(12, num_chains=2, batches="shared"), step_size=DECAY),
+        id="schedule, shared batches",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        PSGLD(
+            PoissonSampling(12, 0.5),
+            l2_clip=1.0,
+            step_size=tuple(0.3 - 0.01 * step for step in range(12)),
+            num_steps=12,
+            adjacency="add_remove",
+            preconditioner=RMSProp(min_value=0.1, max_value=1.0),
+        ),
+        id="preconditioned",
+        marks=pytest.mark.slow,
+    ),
+]
+
+
+@pytest.mark.parametrize("chain", MORE_STEPS)
+def test_sample_continues_a_finished_run_with_more_steps(chain, tmp_path):
+    options = {"burn_in": 2, "thinning": 2}
+    first = run(chain.first_steps(8), checkpoint_dir=tmp_path, **options)["w"]
+    before = np.array(first)
+    continued = run(chain, seed=9, checkpoint_dir=tmp_path, **options)["w"]
+    straight = run(chain, **options)["w"]
+    assert (first.shape[1], straight.shape[1]) == (3, 5)
+    np.testing.assert_array_equal(continued, straight)
+    assert isinstance(continued, np.memmap)
+    np.testing.assert_array_equal(np.load(tmp_path / "samples_0.npy"), straight)
+    np.testing.assert_array_equal(first, before)  # still there, in the file that was replaced
+
+    with pytest.raises(ValueError, match="num_steps = 12 and this one 8: only more steps"):
+        run(chain.first_steps(8), checkpoint_dir=tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"burn_in": 4}, {"thinning": 1}, {"step_size": 0.2}, {"min_noise_multiplier": 9.0}],
+)
+def test_sample_refuses_more_steps_of_another_run(changes, shorter_chain):
+    options = {"burn_in": 2, "thinning": 2, **changes}
+    of_run = {name: options.pop(name) for name in ("burn_in", "thinning")}
+    chain = dataclasses.replace(chain_of(12, num_chains=2), **options)
+    with pytest.raises(ValueError, match=r"holds a run with another .*only more steps continue it"):
+        run(chain, checkpoint_dir=shorter_chain, **of_run)
+    assert np.load(shorter_chain / "samples_0.npy").shape == (2, 3, 2)
+
+
+@pytest.fixture(scope="module")
+def shorter_chain(tmp_path_factory):
+    """The folder of a finished run of eight steps."""
+    folder = tmp_path_factory.mktemp("chain")
+    run(chain_of(8, num_chains=2), checkpoint_dir=folder, burn_in=2, thinning=2)
+    return folder
+
+
+@pytest.mark.slow
+def test_sample_returns_the_shorter_run_after_a_crash_of_the_longer_one(tmp_path, monkeypatch):
+    """The files are longer then, and the checkpoint is still that of the shorter run."""
+    chain, options = chain_of(8, num_chains=2), {"checkpoint_dir": tmp_path}
+    first = np.array(run(chain, **options)["w"])
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStore, "save", lambda *_: pytest.fail("out of power"))
+        with pytest.raises(pytest.fail.Exception):
+            run(chain_of(12, num_chains=2), **options)
+    assert np.load(tmp_path / "samples_0.npy").shape[1] == 12
+    np.testing.assert_array_equal(run(chain, **options)["w"], first)
+    longer = run(chain_of(12, num_chains=2), **options)["w"]
+    np.testing.assert_array_equal(longer, run(chain_of(12, num_chains=2))["w"])
+
+
+@pytest.mark.parametrize("chain", MORE_STEPS)
+def test_first_steps_of_a_chain_are_a_prefix(chain):
+    for steps in (1, 5, 12):
+        first = chain.first_steps(steps)
+        assert first.num_steps == steps
+        np.testing.assert_array_equal(first.step_sizes, chain.step_sizes[:steps])
+        np.testing.assert_array_equal(first.noise_multipliers, chain.noise_multipliers[:steps])
+    with pytest.raises(ValueError, match="num_steps must be at most 12, got 13"):
+        chain.first_steps(13)
+
+
 def test_sample_has_certificate_and_diagnostics():
     chain = dataclasses.replace(chain_of(400, num_chains=4), step_size=3.0)
     result = sample(
@@ -302,7 +397,7 @@ PARAMS = {"w": jnp.zeros((3, 2))}
 
 def store_of(params, num_kept, folder, resumed=False):
     store = SampleStore(num_kept, 0, 1, folder)
-    store.open(TrainState(params, None, None), resumed=resumed)
+    store.open(TrainState(params, None, None), num_done=num_kept if resumed else 0)
     return store
 
 

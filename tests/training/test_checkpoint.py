@@ -163,6 +163,149 @@ def test_train_refuses_the_checkpoint_of_another_run(changed, named, copy_of_six
     assert {p.name for p in copy_of_six_done.iterdir()} == before
 
 
+EIGHT_STEPS = MECHANISM.first_steps(8)
+FALLING = tuple(3.0 - 0.1 * step for step in range(12))
+
+
+@pytest.fixture(scope="module")
+def eight_planned(tmp_path_factory):
+    """The folder of a finished run of eight steps."""
+    folder = tmp_path_factory.mktemp("eight") / "run"
+    run(folder, EIGHT_STEPS)
+    return folder
+
+
+@pytest.fixture
+def copy_of_eight(eight_planned, tmp_path):
+    return shutil.copytree(eight_planned, tmp_path / "run")
+
+
+def test_train_continues_a_finished_run_with_more_steps(copy_of_eight, straight):
+    reports = []
+    # The key given is not used: the keys of all steps are those of the folder.
+    continued = run(copy_of_eight, key=dpjax.release_key(), on_report=reports.append)
+    assert [report.num_releases for report in reports] == [11, 12]
+    chex.assert_trees_all_equal(continued.params, straight.params)
+    assert continued.mechanism == MECHANISM
+    assert continued.seeded
+    assert continued.certificate(DELTA) == straight.certificate(DELTA)
+    assert continued.certificate(DELTA).epsilon > EIGHT_STEPS.certificate(DELTA).epsilon
+
+    # The folder is then that of the longer run.
+    again = run(copy_of_eight, on_report=crash_at(0))
+    chex.assert_trees_all_equal(again.params, straight.params)
+    fewer = r"another mechanism.*Its run has num_steps = 12 and this one 8: only more steps"
+    with pytest.raises(ValueError, match=fewer):
+        run(copy_of_eight, EIGHT_STEPS)
+
+
+@pytest.mark.slow
+def test_train_continues_an_interrupted_run_with_more_steps(tmp_path, straight):
+    folder = interrupted(tmp_path, at=6, mechanism=EIGHT_STEPS)
+    # A crash of the longer run, before and after its first checkpoint.
+    with pytest.raises(Crash):
+        run(folder, on_report=crash_at(9))
+    chex.assert_trees_all_equal(run(folder).params, straight.params)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"mechanism": MECHANISM.with_privacy_factor(1.1)}, "another mechanism, another program"),
+        (
+            {"mechanism": dataclasses.replace(MECHANISM, noise_multiplier=FALLING)},
+            "another mechanism, another program",
+        ),
+        (
+            {"mechanism": dataclasses.replace(MECHANISM, sampling=PoissonSampling(30, 0.4))},
+            "another mechanism, another program",
+        ),
+        ({"mechanism": dataclasses.replace(MECHANISM, l2_clip=1.5)}, "another mechanism, another"),
+        ({"mechanism": dataclasses.replace(MECHANISM, unit="one person")}, "another mechanism"),
+        ({"data": ONE_VALUE_CHANGED}, "another data"),
+        ({"optimizer": optax.sgd(0.2)}, "another program"),
+        ({"loss": scaled_loss}, "another program"),
+    ],
+    ids=["noise", "noises", "rate", "clip", "unit", "value", "learning rate", "loss"],
+)
+def test_train_refuses_more_steps_of_another_run(changed, named, copy_of_eight):
+    before = {p.name for p in copy_of_eight.iterdir()}
+    message = f"holds a run with {named}.*Its run has num_steps = 8 and this one 12: only more"
+    with pytest.raises(ValueError, match=message):
+        run(copy_of_eight, **changed)
+    assert {p.name for p in copy_of_eight.iterdir()} == before
+
+
+def test_train_refuses_a_learning_rate_that_is_scheduled_over_more_steps(tmp_path):
+    short, long = (optax.sgd(optax.cosine_decay_schedule(0.1, steps)) for steps in (8, 12))
+    run(tmp_path, EIGHT_STEPS, optimizer=short)
+    with pytest.raises(
+        ValueError, match=r"another program: .* a learning rate scheduled over them"
+    ):
+        run(tmp_path, optimizer=long)
+    # The schedule of the shorter run is at its end, zero.
+    continued = run(tmp_path, optimizer=short)
+    chex.assert_trees_all_equal(continued.params, run(optimizer=short).params)
+
+
+@pytest.mark.slow
+def test_train_continues_noise_multipliers_that_begin_alike(tmp_path):
+    falling = dataclasses.replace(MECHANISM, noise_multiplier=FALLING)
+    run(tmp_path, falling.first_steps(8))
+    other = (*FALLING[:7], 1.0, *FALLING[8:])
+    with pytest.raises(ValueError, match="another mechanism, another program"):
+        run(tmp_path, dataclasses.replace(MECHANISM, noise_multiplier=other))
+    continued = run(tmp_path, falling)
+    chex.assert_trees_all_equal(continued.params, run(mechanism=falling).params)
+    assert continued.mechanism == falling
+
+
+@pytest.mark.slow
+def test_train_continues_epochs(tmp_path):
+    plan = partial(
+        dpjax.dpsgd, num_examples=30, batch_size=10, noise_multiplier=2.0, adjacency="zero_out"
+    )
+    run(tmp_path, plan(epochs=2))
+    continued = run(tmp_path, plan(epochs=4))
+    assert continued.mechanism == plan(epochs=4)
+    chex.assert_trees_all_equal(continued.params, run(mechanism=plan(epochs=4)).params)
+    # Noise that is calibrated for more epochs is other noise.
+    with pytest.raises(ValueError, match=r"noise calibrated for more steps"):
+        run(tmp_path, dataclasses.replace(plan(epochs=6), noise_multiplier=2.5))
+
+
+def released_noises(results):
+    """The noise of each step, of runs whose gradients are zero and learning rate is one."""
+    params = np.concatenate([[np.zeros(3)], *results])
+    return np.diff(params, axis=0).ravel()
+
+
+def test_continued_run_uses_each_noise_once(tmp_path):
+    def zero_loss(params, example):
+        return 0.0 * loss(params, example)
+
+    def steps_of(mechanism, folder):
+        released = []
+        run(
+            folder,
+            mechanism,
+            loss=zero_loss,
+            optimizer=optax.sgd(1.0),
+            steps_per_call=1,
+            on_report=lambda report: released.append(np.asarray(report.params["w"])),
+        )
+        return released
+
+    first = steps_of(EIGHT_STEPS, tmp_path / "one")
+    noises = released_noises([first, steps_of(MECHANISM, tmp_path / "one")])
+    assert len(noises) == 12 * 3
+    assert np.abs(np.subtract.outer(noises, noises) + np.eye(36)).min() > 1e-6
+
+    # Power: a run with the same key in a folder of its own repeats the noise.
+    second = released_noises([steps_of(EIGHT_STEPS, tmp_path / "other")])
+    np.testing.assert_array_equal(second, noises[:24])
+
+
 @pytest.mark.slow
 def test_program_hash_includes_constants_that_a_loss_closes_over(tmp_path):
     folder = interrupted(tmp_path, loss=other_constant_loss(SCALES))

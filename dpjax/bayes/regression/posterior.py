@@ -59,6 +59,24 @@ class Prediction(NamedTuple):
         width = student.ppf((1 + level) / 2, np.asarray(self.degrees_of_freedom)) * self.scale
         return Interval(self.mean - width, self.mean + width)
 
+    def _repr_html_(self) -> str | None:
+        # Of one data set; of many, made under vmap, the text is shown.
+        if np.ndim(self.mean) != 1:
+            return None
+        ends = zip(SUMMARY_COLUMNS[2:], self.interval(INTERVAL_LEVEL), strict=True)
+        columns = {"mean": self.mean, "scale": self.scale, **dict(ends)}
+        names = entry_names("y", np.shape(self.mean))
+
+        distribution = "normal"
+        if np.isfinite(self.degrees_of_freedom):
+            freedom = format_value(self.degrees_of_freedom)
+            distribution = f"Student's t with {freedom} degrees of freedom"
+        tables = [
+            entry_table("New targets", names, columns, "target"),
+            HTMLTable("", [("distribution", distribution)]),
+        ]
+        return render_html(type(self).__name__, tables)
+
 
 class RegressionPosterior(NamedTuple):
     """Posterior distribution of the coefficients, and of the noise variance where unknown.

@@ -23,7 +23,7 @@ from dpjax.gradients.loss_checks import check_params
 from dpjax.training.batch_gradient import StepInfo
 from dpjax.training.data import DataSource, Examples, as_training_data
 from dpjax.training.processes import check_all, to_host
-from dpjax.training.run import RunResult, Update, run
+from dpjax.training.run import Plan, RunResult, Update, run
 from dpjax.training.sharding import MeshSharding, is_spec
 from dpjax.training.step import PrivateStep, TrainState, private_step
 
@@ -122,7 +122,7 @@ class ChainStep(NamedTuple):
 
 
 class SampleStore:
-    """Where a run puts the states that it keeps, ``(num_chains, num_kept, ...)``.
+    """Storage of the kept states of a run, ``(num_chains, num_kept, ...)``: host memory or files.
 
     Of several processes the first one has the files, and the others have arrays in memory.
 
@@ -151,19 +151,23 @@ class SampleStore:
         self.burn_in, self.thinning, self.folder = burn_in, thinning, folder
         self.num_kept = after // thinning
 
-    def open(self, state: TrainState, *, resumed: bool) -> None:
+    def open(self, state: TrainState, *, num_done: int) -> None:
         """Allocates arrays for all states, or opens those of a run that is resumed.
 
         Args:
           state: of the chains, every leaf of its parameters with a leading axis of chains.
-          resumed: whether the folder's files hold states already; else they are created.
+          num_done: steps done before. If there are any, the folder's files hold their states, and
+            are made longer for a run that is continued with more steps; else they are created.
 
         Raises:
-          ValueError: a file of the resumed run is missing or has another shape or dtype.
+          ValueError: a file of the resumed run is missing, lacks states of steps that are done, or
+            has another shape or dtype.
           OSError: the disk has no room for all states. All of it is allocated here, because a full
             disk under a memory-mapped file ends the process.
         """
         leaves, treedef = jax.tree.flatten(state.params)
+        num_saved = max(0, num_done - self.burn_in) // self.thinning if num_done else None
+        is_writer = jax.process_index() == 0
 
         def allocate() -> list[np.ndarray]:
             return [
@@ -171,12 +175,15 @@ class SampleStore:
                     leaf,
                     self.num_kept,
                     self.folder and self.folder / f"samples_{number}.npy",
-                    resumed,
+                    num_saved,
                 )
                 for number, leaf in enumerate(leaves)
             ]
 
-        self.samples = jax.tree.unflatten(treedef, check_all(allocate, "checkpoint_dir"))
+        # On the first process first, which writes the files that the others open.
+        first = check_all(lambda: allocate() if is_writer else [], "checkpoint_dir")
+        others = check_all(lambda: [] if is_writer else allocate(), "checkpoint_dir")
+        self.samples = jax.tree.unflatten(treedef, first + others)
 
     def write(self, first: int, states: ArrayTree) -> None:
         """Writes states from number ``first`` on, leaves ``(count, num_chains, ...)``, to disk.
@@ -191,20 +198,24 @@ class SampleStore:
                 array.flush()
 
 
-def _allocate(leaf: jax.Array, num_kept: int, path: Path | None, resumed: bool) -> np.ndarray:
-    """Memory for the kept states of one leaf, or its file, new or as a resumed run left it."""
+def _allocate(
+    leaf: jax.Array, num_kept: int, path: Path | None, num_saved: int | None
+) -> np.ndarray:
+    """Memory for the kept states of one leaf, or its file: new, or with the states saved before."""
     shape = (leaf.shape[0], num_kept, *leaf.shape[1:])
     # numpy cannot store bfloat16 in files.
     dtype = leaf.dtype if np.dtype(leaf.dtype).kind == "f" else np.dtype(np.float32)
     is_writer = jax.process_index() == 0
 
-    # In memory, or in the file of the interrupted run.
-    if path is None or not (is_writer or resumed):
+    if path is None or not (is_writer or num_saved is not None):
         return np.empty(shape, dtype)
-    if resumed:
-        return _open_file(path, shape, dtype, "r+" if is_writer else "c")
+    if num_saved is not None:
+        return _open_file(path, shape, dtype, "r+" if is_writer else "c", num_saved)
+    return _new_file(path, shape, dtype)
 
-    # A new file, with room on the disk for all of it.
+
+def _new_file(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """A new file for kept states, with room on the disk for all of it."""
     try:
         array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
         if hasattr(os, "posix_fallocate"):  # not on macOS or Windows
@@ -220,13 +231,23 @@ def _allocate(leaf: jax.Array, num_kept: int, path: Path | None, resumed: bool) 
 
 
 def _open_file(
-    path: Path, shape: tuple[int, ...], dtype: np.dtype, mode: Literal["r+", "c"]
+    path: Path,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    mode: Literal["r+", "c"],
+    num_saved: int,
 ) -> np.ndarray:
-    """Opens a file of kept states, whose changes are written or (``"c"``) stay in memory."""
+    """Opens a file of kept states, whose changes are written or (``"c"``) stay in memory.
+
+    Of a run that planned fewer steps the file is shorter; it is replaced by a longer one with the
+    same states. A longer one was made before a crash.
+    """
     try:
         # Read-only: a writable map would extend a file that is too short.
         array = np.lib.format.open_memmap(path, mode="r")
-        wrong = None if (array.shape, array.dtype) == (shape, dtype) else f"has {array.shape}"
+        as_planned = array.shape[:1] + shape[1:2] + array.shape[2:], array.dtype
+        is_whole = as_planned == (shape, dtype) and array.shape[1] >= num_saved
+        wrong = None if is_whole else f"has {array.shape}"
     except (OSError, ValueError) as error:
         wrong = f"cannot be read ({type(error).__name__})"
     if wrong:
@@ -235,7 +256,15 @@ def _open_file(
             f" are in {path.name!r}, which {wrong}: put the file back as it was, {dtype} {shape}."
             " A run in another checkpoint_dir is a new release"
         )
-    return np.lib.format.open_memmap(path, mode=mode)
+
+    # As long as planned.
+    if array.shape[1] < shape[1]:
+        longer = path.with_name(f"{path.name}.longer")
+        states = _new_file(longer, shape, dtype)
+        states[:, : array.shape[1]] = array
+        states.flush()
+        longer.replace(path)
+    return np.lib.format.open_memmap(path, mode=mode)[:, : shape[1]]
 
 
 @dataclass(frozen=True)
@@ -337,8 +366,9 @@ def sample(
         them at once.
       checkpoint_dir: folder of the kept states, memory-mapped ``.npy`` files, with a checkpoint
         after each call: an interrupted run resumes from there with the same result, and no noise
-        is used for two different gradients (see `train`). Locked for the whole run. Without it the
-        states are kept in host memory.
+        is used for two different gradients (see `train`). Continued by a mechanism with more steps
+        and otherwise the same, for which the files are replaced by longer ones. Locked for the
+        whole run. Without it the states are kept in host memory.
       progress: show a progress bar.
 
     Returns:
@@ -380,16 +410,6 @@ def sample(
     num_samplers = None if mechanism.batches == "shared" else mechanism.num_chains
     records = as_training_data(data, mechanism.sampling, sharding, num_samplers)
 
-    chains = private_chains(
-        key,
-        log_likelihood,
-        log_prior,
-        mechanism,
-        method=method,
-        microbatch_size=microbatch_size,
-        sharding=sharding,
-    )
-
     # The info of a step is the new state of each chain.
     def with_params(
         update: Update[TrainState, Examples, StepInfo], state: TrainState, data: Examples
@@ -397,19 +417,31 @@ def sample(
         state = update(state, data)[0]
         return state, state.params
 
-    step = ChainStep(
-        partial(with_params, chains.update), partial(with_params, chains.one_device_update)
-    )
+    def plan(num_steps: int) -> Plan[TrainState, Examples, PyTree]:
+        first = mechanism.first_steps(num_steps)
+        chains = private_chains(
+            key,
+            log_likelihood,
+            log_prior,
+            first,
+            method=method,
+            microbatch_size=microbatch_size,
+            sharding=sharding,
+        )
+        step = ChainStep(
+            partial(with_params, chains.update), partial(with_params, chains.one_device_update)
+        )
+        identity = first.gaussian, first.num_chains, first.batches, burn_in, thinning
+        return Plan(identity, step, chains.init(params))
 
     # Repeat it, from the start or from the newest checkpoint.
     end = run(
-        step,
+        plan,
         records,
-        chains.init(params),
         mechanism.num_steps,
+        planned_steps=mechanism.num_steps,
         key=key,
         params=params(key) if callable(params) else params,
-        mechanism=(mechanism.gaussian, mechanism.num_chains, mechanism.batches, burn_in, thinning),
         steps_per_call=steps_per_call,
         keep=store,
         checkpoint_dir=folder and folder / "checkpoints",

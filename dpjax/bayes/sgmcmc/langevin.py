@@ -355,6 +355,13 @@ class Langevin(Mechanism):
             num_examples=self.sampling.num_examples,
         )
 
+    def first_steps(self, num_steps: int) -> Self:
+        """Returns the chain of the first ``num_steps`` steps, at most those planned."""
+        num_steps = as_count("num_steps", num_steps)
+        check(num_steps <= self.num_steps, "num_steps", num_steps, f"at most {self.num_steps}")
+        sizes = self._with_sizes(self.step_sizes[:num_steps])
+        return dataclasses.replace(self, num_steps=num_steps, step_size=sizes)
+
     def with_privacy_factor(self, factor: float) -> Self:
         """Returns the chain with every noise multiplier times ``factor``, by smaller steps.
 

@@ -31,8 +31,7 @@ from dpjax._typing import ArrayTree, LossFn, PRNGKey, PyTree
 from dpjax.adjacency import Adjacency, sensitivity_factor
 from dpjax.bayes.conjugate.families import BetaBinomial
 from dpjax.certificates.certificate import Certificate
-from dpjax.certificates.display import render_guarantee
-from dpjax.guarantee import Guarantee
+from dpjax.guarantee import Guarantee, render_guarantee
 from dpjax.mechanisms.additive import pure_dp_event
 from dpjax.mechanisms.base import Mechanism, format_pure_dp
 

@@ -55,6 +55,7 @@ from dpjax.training.data import Stream, as_training_data
 from dpjax.training.run import (
     Chunk,
     InfoT,
+    Plan,
     RunResult,
     RunStateT,
     TrainingData,
@@ -410,7 +411,8 @@ class DPSVI:
             of ``rng_key``.
           init_params: as for `init`.
           checkpoint_dir: a folder to save to and resume from, as that of `dpjax.train`: with the
-            same result, locked, and refused for another mechanism, data, model or optimiser.
+            same result, locked, continued by a mechanism with more steps and otherwise the same,
+            and refused for another mechanism, data, model or optimiser.
           **kwargs: of the model.
 
         Returns:
@@ -432,19 +434,28 @@ class DPSVI:
             raise ValueError("init_state must be None with checkpoint_dir, which holds the state")
 
         # The first state.
-        if init_state is None:
-            init_state = self.init(key, *args, init_params=init_params, **kwargs)
-        planned = self.mechanism.noise(init_state.noise.key).description
-        if init_state.noise.description != planned:
+        first_state = init_state
+        if first_state is None:
+            first_state = self.init(key, *args, init_params=init_params, **kwargs)
+        planned = self.mechanism.noise(first_state.noise.key).description
+        if first_state.noise.description != planned:
             raise ValueError(
                 "init_state must be a state of this DPSVI, whose certificate counts its releases,"
-                f" got one with {init_state.noise.description}, here {planned}"
+                f" got one with {first_state.noise.description}, here {planned}"
             )
-        params = self.optim.get_params(init_state.optim_state)
+        params = self.optim.get_params(first_state.optim_state)
         step = self._step(params, model_args)
 
+        def plan(num_steps: int) -> Plan[DPSVIState, StepData, jax.Array]:
+            first, state, own = self.mechanism.first_steps(num_steps), first_state, step
+            if num_steps < self.mechanism.num_steps:
+                noise = first.noise(state.noise.key).init(params)
+                state, own = state._replace(noise=noise), replace(step, mechanism=first)
+            # Copies, as the loop donates its state. More epochs are more steps of the same run.
+            return Plan(replace(first, epochs=None), own, jax.tree.map(jnp.array, state))
+
         # A progress bar and checkpoints interrupt the loop on the device.
-        num_done = int(init_state.num_releases)
+        num_done = int(first_state.num_releases)
         if num_steps is None:
             num_steps = max(0, self.mechanism.num_steps - num_done)
         interrupted = progress_bar or checkpoint_dir is not None
@@ -453,13 +464,12 @@ class DPSVI:
         # Repeat the step, from the state or from the newest checkpoint.
         losses = [jnp.zeros(0)]
         end = run(
-            step,
+            plan,
             ModelData.of(model_args, step),
-            jax.tree.map(jnp.array, init_state),  # copies, as the loop donates its state
             num_done + num_steps,
+            planned_steps=self.mechanism.num_steps,
             key=key,
             params=params,
-            mechanism=self.mechanism,
             steps_per_call=steps_per_call,
             on_chunk=lambda num_done, state, infos: losses.append(infos),
             checkpoint_dir=checkpoint_dir,

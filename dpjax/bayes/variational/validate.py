@@ -417,7 +417,7 @@ class LocalSites(NamedTuple):
 
 @contextmanager
 def explain_failure(count: int) -> Iterator[None]:
-    """Turns errors of a model or guide that is shown ``count`` of its records into a refusal."""
+    """Raises ValueError for errors of a model or guide evaluated on ``count`` of its records."""
     try:
         yield
     except (TypeError, ValueError, IndexError, AssertionError, ZeroDivisionError) as error:

@@ -286,7 +286,7 @@ class TrainingAnalyst:
         return self._analyst.failure if enough else "too few nodes"
 
     def attempt(self, call: Call, *, elapsed: float) -> bool:
-        """Goes on with the round ``elapsed`` seconds after the start; returns whether all are over.
+        """Continues the round ``elapsed`` seconds after the start; returns whether all are over.
 
         ProtocolError: so many nodes refuse that the round cannot end with a result.
         """

@@ -25,7 +25,7 @@ _EXAMPLE = "such as 'dpjax.bayes.regression.PerturbedStatistics.from_epsilon'"
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What all parties of a round have in common.
+    """The settings that all parties of a round share.
 
     Attributes:
       plan: of the release.

@@ -1,4 +1,4 @@
-"""A holder's process: its messages are on disk before the first of them leaves."""
+"""A holder's process: its messages are on disk before the first is sent."""
 
 import hashlib
 import zipfile
@@ -171,7 +171,7 @@ class TrainingHolder:
         return Status(None if self.round_number < 0 else self.round_number)
 
     def attempt(self, call: Call) -> bool:
-        """Goes on with the newest round, and returns whether the training has ended.
+        """Continues the newest round, and returns whether the training has ended.
 
         Raises:
           ProtocolError: all nodes refuse; or with the code ``"spent"``, messages at other

@@ -135,7 +135,7 @@ class Node:
             return self._report() if kind == "query" else self._open(message.draws)
 
     def _compare(self, sender: str, data: bytes) -> bytes:
-        """Returns the plans of all parties that were heard of; any plan is taken."""
+        """Returns the plans received from parties so far; any plan is accepted."""
         if sender != "analyst":
             party_index("holder", sender)
         self._plans[sender] = read_plan_name(data)

@@ -57,10 +57,10 @@ def _plans_from_bytes(data: bytes) -> dict[str, str]:
 
 
 class PlanCheck:
-    """The plans of all parties, as a holder or the analyst hears of them from the nodes.
+    """The plans of all parties, as a holder or the analyst receives them from the nodes.
 
     Attributes:
-      plans: names of the plans by party, of those that were heard of.
+      plans: names of the plans by party, of those that have sent theirs.
       own: name of the party's own plan.
     """
 
@@ -100,12 +100,12 @@ class PlanCheck:
 
     @property
     def missing(self) -> list[str]:
-        """Parties that were not heard of."""
+        """Parties whose plan was not received."""
         return [name for name in (*self._clients, *self._nodes) if name not in self.plans]
 
     @property
     def is_agreed(self) -> bool:
-        """Whether all parties were heard of, and have the own plan."""
+        """Whether the plans of all parties were received, and equal the own plan."""
         return not self.missing and set(self.plans.values()) == {self.own}
 
     def __str__(self) -> str:

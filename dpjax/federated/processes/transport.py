@@ -53,7 +53,7 @@ _STATUS_CODES: dict[grpc.StatusCode, ErrorCode] = {
 
 
 class Identity(NamedTuple):
-    """What a party proves its name with, and checks that of others.
+    """TLS credentials of a party: key and certificate, and the certificate of the authority.
 
     Attributes:
       authority: certificate of the authority, PEM.

@@ -1,4 +1,4 @@
-"""How a loss is read: its jaxpr, and the equations in it that are linear in a parameter.
+"""The jaxpr of a loss, and the equations in it that are linear in a parameter.
 
 The jaxpr of one example's loss is traced with all calls inlined. A parameter leaf may then pass
 through *views*, which rearrange, cast or cut out its entries (reshape, transpose, cast, slice) or

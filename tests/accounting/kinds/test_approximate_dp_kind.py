@@ -99,7 +99,7 @@ def test_guarantee_is_stated_for_neighbors(adjacency):
     assert tradeoff_curve(event, adjacency=adjacency) == ApproximateDP(1.0, slack=1e-6)
 
 
-def test_no_influence_costs_nothing():
+def test_zero_influence_costs_nothing():
     assert epsilon(ApproximateDpEvent(0.0), 1e-5, adjacency="zero_out") == 0.0
 
 
