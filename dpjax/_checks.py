@@ -217,6 +217,21 @@ def as_numbers(value: object, name: str = "value") -> np.ndarray | jax.Array:
     return array
 
 
+def from_pandas(value: Any, name: str) -> Any:
+    """Returns the numbers of a pandas Series or DataFrame as an array; other values as they are.
+
+    Missing numbers become NaN.
+
+    Raises:
+      ValueError: columns that hold no numbers.
+    """
+    if not hasattr(value, "to_numpy"):
+        return value
+    is_pandas = hasattr(value, "iloc")
+    array = as_numbers(value.to_numpy(na_value=np.nan) if is_pandas else value, name)
+    return array.astype(np.float64) if array.dtype == object else array
+
+
 def as_floats(value: object, name: str = "value") -> jax.Array:
     """Returns ``value`` as a JAX array of floats; float dtypes are kept.
 

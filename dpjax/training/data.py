@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from dpjax._checks import as_numbers, batch_length, check, check_type, check_unmasked
+from dpjax._checks import batch_length, check, check_type, check_unmasked, from_pandas
 from dpjax._hashing import add_hashes, hash_arrays, hash_records
 from dpjax._typing import ArrayTree, PyTree, SamplerState
 from dpjax.sampling.base import Batch, Sampling, check_data
@@ -604,11 +604,6 @@ class Stream(TrainingData[ArrayTree]):
         return PrefetchedDraw(np.pad(rows, empty), np.pad(mask, empty), filled), drawn
 
 
-def _without_pandas(leaf: ArrayTree) -> ArrayTree:
-    """Returns the numbers of a pandas DataFrame or Series as an array; other leaves as they are."""
-    return as_numbers(leaf, "data") if hasattr(leaf, "iloc") else leaf
-
-
 def as_training_data(
     data: Examples | DataSource,
     sampling: Sampling,
@@ -620,6 +615,6 @@ def as_training_data(
         return Stream(data, sampling, num_samplers, sharding)
     records = cast(Examples, data)
     if not isinstance(records, SplitRecords):
-        records = jax.tree.map(_without_pandas, records)
+        records = jax.tree.map(lambda leaf: from_pandas(leaf, "data"), records)
     check_records(sampling, records)
     return records if isinstance(records, SplitRecords) else Arrays(records)

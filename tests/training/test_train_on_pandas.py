@@ -1,4 +1,4 @@
-"""Training on pandas frames and series is training on their arrays."""
+"""Training and sampling on pandas frames and series are those on their arrays."""
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 import dpjax
+from dpjax.bayes.sgmcmc import SGLD, sample
 
 MECHANISM = dpjax.SubsampledGaussian(
     dpjax.PoissonSampling(20, 0.5),
@@ -37,6 +38,39 @@ def test_train_on_frames_is_train_on_their_arrays(as_data):
     np.testing.assert_array_equal(found, trained(as_data(FRAME.to_numpy(), LABELS.to_numpy())))
 
 
-def test_train_refuses_frames_of_text():
-    with pytest.raises(ValueError, match="data must be real numbers"):
-        trained((FRAME.assign(b="x"), LABELS))
+@pytest.mark.parametrize("missing", [False, True])
+def test_train_on_nullable_columns_is_train_on_their_numbers(missing):
+    """Missing numbers are NaN."""
+    floats = FRAME.assign(b=[np.nan, *[1.0] * 19]) if missing else FRAME
+    nullable = floats.assign(a=floats.a.convert_dtypes(), b=floats.b.convert_dtypes())
+    assert nullable.a.dtype != floats.a.dtype
+    found = trained((nullable, LABELS.convert_dtypes()))
+    np.testing.assert_array_equal(found, trained((floats.to_numpy(), LABELS.to_numpy())))
+    assert np.isfinite(found).all()
+
+
+def sampled(data):
+    chain = SGLD(
+        dpjax.PoissonSampling(20, 0.5),
+        l2_clip=1.0,
+        step_size=0.1,
+        num_steps=3,
+        adjacency="zero_out",
+    )
+
+    def log_likelihood(w, example):
+        return -jnp.sum((example[0] @ w - example[1]) ** 2)
+
+    key, start = jax.random.key(0), jnp.zeros(2)
+    return sample(key, log_likelihood, None, start, data, mechanism=chain, progress=False).samples
+
+
+def test_sample_on_frames_is_sample_on_their_arrays():
+    found = sampled((FRAME, LABELS))
+    np.testing.assert_array_equal(found, sampled((FRAME.to_numpy(), LABELS.to_numpy())))
+
+
+def test_runs_refuse_frames_that_hold_no_numbers():
+    for run in (trained, sampled):
+        with pytest.raises(ValueError, match="data must be real numbers"):
+            run((FRAME.assign(b="x"), LABELS))

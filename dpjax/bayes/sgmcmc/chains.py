@@ -351,9 +351,9 @@ def sample(
       params: initial state of every chain: any tree of float arrays, or a function that draws one
         from a key, for different initial states. May depend on the data only through a release
         that is counted as well, such as the first part of `hybrid`.
-      data: any tree of arrays with a leading axis of ``mechanism.sampling.num_examples``, or
-        `split_records` of them, or a `DataSource` of as many records, which is read by record as by
-        `train`.
+      data: any tree of arrays, or of pandas frames and series of numbers, with a leading axis of
+        ``mechanism.sampling.num_examples``, or `split_records` of them, or a `DataSource` of as
+        many records, which is read by record as by `train`.
       mechanism: an `SGLD`, `SGHMC` or `PSGLD`: sampling, clipping, numbers of steps and chains.
       burn_in: steps of each chain before the first state that may be kept. They are released as
         well, and counted.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import KeyPath
 
-from dpjax._checks import check, check_unmasked
+from dpjax._checks import check, check_unmasked, from_pandas
 from dpjax._typing import ArrayTree, PyTree
 from dpjax.training.data import DataSource, RecordReader, SplitRecords, is_source
 
@@ -173,7 +173,7 @@ def as_arrays(args: Sequence[object], kwargs: Mapping[str, object]) -> ArgsAndKw
     def convert(path: KeyPath, leaf: Any) -> object:
         name = ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
         check_unmasked(name, leaf)
-        array = leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf
+        array = from_pandas(leaf, name)
         if isinstance(array, np.ndarray) and array.dtype != bool:
             numeric = jax.dtypes.issubdtype(array.dtype, np.number)
             check(numeric, name, array.dtype, "an array of numbers or booleans")
