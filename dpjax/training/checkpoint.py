@@ -210,14 +210,14 @@ class CheckpointStore:
         other, longer = _different(saved, self._identity), ""
 
         # A run of fewer planned steps is continued where these are the first of this one's.
-        planned = saved.get("num_steps")
-        if other and self._num_steps is not None and planned != self._num_steps:
+        planned, own = saved.get("num_steps"), self._num_steps
+        if other and planned and own and planned != own:
             longer = (
-                f". Its run has num_steps = {planned} and this one {self._num_steps}: only more"
-                " steps continue it, with all else the same (noise calibrated for more steps, or a"
+                f". Its run has num_steps = {planned} and this one {own}: only more steps"
+                " continue it, with all else the same (noise calibrated for more steps, or a"
                 " learning rate scheduled over them, is not)"
             )
-            if self._first_steps is not None and planned < self._num_steps:
+            if self._first_steps is not None and planned < own:
                 other = _different(saved, self._first_steps(planned))
 
         if other:
