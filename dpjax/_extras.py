@@ -7,6 +7,7 @@ from contextlib import contextmanager
 _LIBRARIES = {
     "PIL": "pillow",
     "arviz_base": "arviz-base",
+    "arviz_stats": "arviz-stats",
     "grpc": "grpcio",
     "sklearn": "scikit-learn",
     "tensorflow_datasets": "tensorflow-datasets",

@@ -107,6 +107,7 @@ def test_missing_extra_is_named(monkeypatch):
         ("PIL", "pillow", "data"),
         ("tensorflow_datasets", "tensorflow-datasets", "data"),
         ("arviz_base", "arviz-base", "arviz"),
+        ("arviz_stats", "arviz-stats", "arviz"),
         ("grpc", "grpcio", "federated"),
         ("cryptography.x509", "cryptography", "federated"),
     ],
