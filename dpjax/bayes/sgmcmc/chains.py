@@ -214,7 +214,7 @@ def _allocate(
     return _new_file(path, shape, dtype)
 
 
-def _new_file(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def _new_file(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
     """A new file for kept states, with room on the disk for all of it."""
     try:
         array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
