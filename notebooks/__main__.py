@@ -54,8 +54,15 @@ def main(arguments: Sequence[str]) -> str | None:
 def execute(path: Path) -> None:
     """Executes one notebook in a kernel of its own, and writes the copy."""
     notebook = nbformat.read(path, as_version=4)
-    # What a cell prints while it computes arrives in pieces, which are joined.
-    client = NotebookClient(notebook, timeout=600, kernel_name="python3", coalesce_streams=True)
+    # In their folder, as Jupyter does. What a cell prints while it computes arrives in pieces, which
+    # are joined.
+    client = NotebookClient(
+        notebook,
+        timeout=600,
+        kernel_name="python3",
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(HERE)}},
+    )
     client.execute()
     nbformat.write(notebook, OUT / path.name)
     print(f"{path.name}: executed", flush=True)

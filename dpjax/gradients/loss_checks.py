@@ -111,7 +111,8 @@ def split_params(params: Params, wrt: object, keyed: bool) -> tuple[LossInput, P
         if wrt is not None:
             raise ValueError(
                 f"wrt is a filter for the variables of an nnx.Module, got {wrt!r} with params of"
-                f" type {type(params).__name__}"
+                f" type {type(params).__name__}: of a tree, pass the trained arrays alone as"
+                " params, and use the frozen ones in loss_fn"
             )
         return LossInput(None, keyed), params, ()
     graphdef, trained, constants = nnx.split(params, nnx.Param if wrt is None else wrt, ...)
