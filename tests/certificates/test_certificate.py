@@ -70,7 +70,7 @@ def test_certify_by_renyi_bound():
     text = " ".join(str(selection).split())
     assert "accountant rdp (Rényi DP" in text
     assert selection.epsilon_lower is None
-    assert "epsilon, lower bound not available (the loss of RepeatAndSelectDpEvent" in text
+    assert "epsilon, lower bound not available (no distribution of the loss of RepeatAnd" in text
 
 
 @pytest.mark.parametrize("fixture", ["certificate", "without_replacement"])
@@ -328,7 +328,7 @@ def test_paragraph_names_everything(certificate):
 def test_paragraph_without_a_lower_bound():
     found = Selection(4.0).certificate(DELTA).paragraph()
     assert "accountant 'rdp' (Rényi DP" in found
-    assert "a lower bound is not available (the loss of RepeatAndSelect" in found
+    assert "a lower bound is not available (no distribution of the loss of Repeat" in found
     assert "An approximation" not in found
 
 

@@ -640,7 +640,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
         poisson(), l2_clip=1.0, step_size=1e-3, num_steps=3, adjacency="zero_out", friction=0.5
     ),
     "bayes.sgmcmc.RMSProp": lambda: sgmcmc.RMSProp(min_value=0.5, max_value=2.0),
-    "bayes.sgmcmc.ChainResult": lambda: sgmcmc.ChainResult(np.zeros(2), chain(), seeded=False),
+    "bayes.sgmcmc.ChainResult": lambda: sgmcmc.ChainResult(np.zeros((1, 3)), chain(), seeded=False),
     "bayes.sgmcmc.PosteriorDraw": lambda: sgmcmc.PosteriorDraw(np.zeros(2), one_sample()),
     "training.run.RunResult": lambda: dpjax.training.TrainResult(np.zeros(2), steps(), False),
     "certificates.Certificate": lambda: steps().certificate(1e-5),
