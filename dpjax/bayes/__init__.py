@@ -1,7 +1,8 @@
 """Private Bayesian inference: posteriors given released statistics, and private inference.
 
 Where a posterior depends on the data through sufficient statistics (`conjugate`, `regression`),
-these are released once and every posterior is post-processing. Elsewhere the inference itself is
+these are released once and every posterior is post-processing. Given a released sum, the posterior
+of any numpyro model is sampled by data augmentation (`augmentation`). Elsewhere the inference is
 private: variational (`DPSVI`, on numpyro's models and guides) or by SG-MCMC (`sgmcmc`).
 
 The names are imported on first use, as those of `dpjax`.
@@ -10,7 +11,7 @@ The names are imported on first use, as those of `dpjax`.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["DPSVI", "conjugate", "regression", "sgmcmc", "variational"]
+__all__ = ["DPSVI", "augmentation", "conjugate", "regression", "sgmcmc", "variational"]
 
 
 def __dir__() -> list[str]:
@@ -18,7 +19,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from dpjax.bayes import conjugate, regression, sgmcmc, variational
+    from dpjax.bayes import augmentation, conjugate, regression, sgmcmc, variational
     from dpjax.bayes.variational import DPSVI
 else:
 
