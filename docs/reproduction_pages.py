@@ -74,11 +74,13 @@ def render_overview(blocks: Sequence[Block]) -> str:
     BUILT.mkdir(parents=True, exist_ok=True)
     path = BUILT / "published_against_measured.png"
     save_figure(figure, path)
-    caption = (
-        f"{AGREEMENT_CAPTION} Both profiles of {len({r.experiment for r in records})} experiments."
-    )
-    source = os.path.relpath(path, FOLDER)
-    return f"```{{figure}} {source}\n:width: 920px\n:alt: {caption}\n\n{caption}\n```"
+    return _figure(os.path.relpath(path, FOLDER), 920, AGREEMENT_CAPTION)
+
+
+def _figure(source: str, width: int, caption: str) -> str:
+    """Returns a MyST figure, with its width in pixels."""
+    text = escape(caption)
+    return f"```{{figure}} {source}\n:width: {width}px\n:alt: {text}\n\n{text}\n```"
 
 
 def render_gallery(experiments: Sequence[Experiment], blocks: Mapping[str, Sequence[Block]]) -> str:
@@ -191,7 +193,10 @@ def render_results(blocks: Sequence[Block]) -> str:
             lines.append([heading, *cells])
         return list_table([["row", *map(escape, rows)]], lines)
     groups, headings, by_column = zip(*columns, strict=True)
-    return list_table([groups, headings], zip(*by_column, strict=True))
+    table = list_table([groups, headings], zip(*by_column, strict=True))
+    if len(columns) > _WIDE:
+        return f"The table scrolls; certified values are on its right.\n\n{table}"
+    return table
 
 
 def _group_columns(
@@ -242,10 +247,7 @@ def render_block(experiment: Experiment, block: Block) -> list[str]:
     parts = [f"## {profile.capitalize()} profile"]
     parts += ["\n".join(f"- {escape(remark)}" for remark in block.remarks)]
     for figure in block.figures:
-        parts.append(
-            f"```{{figure}} figures/{figure.path.name}\n:width: {figure.width}px\n"
-            f":alt: {escape(figure.caption)}\n\n{escape(figure.caption)}\n```"
-        )
+        parts.append(_figure(f"figures/{figure.path.name}", figure.width, figure.caption))
     shared = tables.shared_settings([line.row for line in block.lines])
     if shared:
         items = (

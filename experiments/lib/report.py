@@ -28,8 +28,9 @@ from experiments.lib.tables import Line
 T = TypeVar("T")
 
 AGREEMENT_CAPTION = (
-    "Each point: a published value and the one measured or certified here. On the line they are"
-    " equal; of the quick profile, runs that are shortened lie off it."
+    "Each point: a published value and the one measured or certified here, equal on the line. A"
+    " certified ε above the line is larger than the published one. Runs that are shortened, or on"
+    " other data than the source's, are included."
 )
 
 
