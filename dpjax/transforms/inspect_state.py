@@ -74,8 +74,8 @@ def optimizer_state(holder: object) -> optax.OptState:
 
 
 def check_no_dpjax(state: optax.OptState) -> None:
-    """Raises ValueError for the state of an optimiser with noise or clipping of dpjax's own."""
-    if _holds_dpjax(state):
+    """Raises ValueError for the state of an optimiser with noise or clipping of dpjax or optax."""
+    if _holds(state, (*_DPJAX, optax.contrib.DifferentiallyPrivateAggregateState)):
         raise ValueError(
             "optimizer must have no noise or clipping of its own, as the mechanism clips examples"
             " and adds the noise to their sum, got one with add_gaussian_noise, clip_per_example,"
@@ -148,7 +148,7 @@ def _steps(state: optax.OptState) -> list[Step]:
         return [state]
     if isinstance(state, AddGaussianNoiseState | DifferentiallyPrivateAggregateState):
         return [_noise(state)]
-    if not _holds_dpjax(state):
+    if not _holds(state):
         return [type(state).__name__]
 
     # A wrapper around noise, or around what comes after it.
@@ -215,7 +215,7 @@ def _joint_noise(state: PartitionState) -> NoiseInState:
     # The noise of each group.
     groups = {}
     for label, inner in state.inner_states.items():
-        if not _holds_dpjax(inner):
+        if not _holds(inner):
             raise ValueError(
                 f"the optimizer's noise must cover all parameters, but the group {label!r} of"
                 f" optax.partition has none: {_NOISE_FIRST}"
@@ -262,6 +262,6 @@ def _joint_multiplier(
     return joint if any(map(callable, multipliers)) else joint(0)
 
 
-def _holds_dpjax(state: optax.OptState) -> bool:
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, _DPJAX))
-    return any(isinstance(node, _DPJAX) for node in nodes)
+def _holds(state: optax.OptState, types: tuple[type, ...] = _DPJAX) -> bool:
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, types))
+    return any(isinstance(node, types) for node in nodes)

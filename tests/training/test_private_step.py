@@ -254,6 +254,7 @@ WITH_DPJAX = {
     ),
     "noisy_sgd": noisy_sgd(0.1, l2_clip=CLIP, noise_multiplier=1.0, expected_batch_size=2, key=KEY),
     "clipping": optax.chain(clip_per_example(CLIP), optax.sgd(0.1)),
+    "optax's own noise": optax.contrib.differentially_private_aggregate(CLIP, 1.0, KEY),
 }
 
 
