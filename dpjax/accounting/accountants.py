@@ -351,9 +351,12 @@ def _finest_interval(atoms: AtomicEvents) -> float:
 def _compose_losses(atoms: AtomicEvents, interval: float) -> GridLosses:
     """Returns the losses of all ``atoms`` together, on a grid of at most ``interval``."""
     # The aligned loss of the first event with one is on the grid. Else every release would exceed
-    # its largest loss, or every atom be moved, by up to an interval.
+    # its largest loss, or every atom be moved, by up to an interval. A loss within one interval
+    # sets no grid: moved to the grid's next points, which is pessimistic, it adds to the variance
+    # less than an interval times itself.
     interval = min(interval, _COARSEST_INTERVAL)
-    aligned = next((a for atom, _ in atoms if (a := atom.aligned_loss) is not None), None)
+    losses = (atom.aligned_loss for atom, _ in atoms)
+    aligned = next((one for one in losses if one is not None and one >= interval), None)
     if aligned is not None:
         interval = aligned / math.ceil(aligned / interval)
 

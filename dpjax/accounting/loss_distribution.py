@@ -24,15 +24,20 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import scipy.fft
-from scipy.special import logsumexp, ndtr, ndtri
+from scipy.special import ndtr, ndtri
 
 Array = npt.NDArray[np.float64]
 Function = Callable[[Array], Array]
 # Which of two neighbours has the record: the second ("add") or the first ("remove").
 Direction = Literal["add", "remove"]
 DIRECTIONS: tuple[Direction, ...] = ("add", "remove")
+# Losses, their weights and how many times they are summed, for each release.
+Releases = Sequence[tuple[Array, Array, int]]
 
 _NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(20)
+# Those of one cell of a lattice, and how many cells a panel has at least.
+_CELL_NODES, _CELL_WEIGHTS = np.polynomial.legendre.leggauss(4)
+_CELL_PANELS = 8
 # Larger losses count as this in sums weighted by e^-loss.
 _LARGEST = 700.0
 _LEAST_WEIGHT = math.exp(-_LARGEST)
@@ -42,13 +47,13 @@ _LARGE = 100.0
 _ROUNDING = 1e-12
 # What a Fourier transform rounds, for each composition.
 TRANSFORM_ROUNDING = 2.0**-50
-# What a composition on a grid may leave out, and the slopes at which its tails are bounded, over
-# the natural one.
-_TRUNCATED, _SLOPES = 1e-15, np.geomspace(1e-3, 10.0, 60)
+# What a composition on a grid may leave out.
+_TRUNCATED = 1e-15
+# The least and largest slope at which the tails of a sum are bounded, over the natural one, and how
+# many are tried at a time.
+_SLOPES, _NUM_SLOPES = (1e-4, 20.0), 12
 # A loss that is all but certain has hardly any; a bound at any slope holds.
 _LEAST_DEVIATION = 1e-15
-# Exponentials computed at a time.
-_CHUNK = 2**22
 
 
 class Coordinate(NamedTuple):
@@ -110,18 +115,34 @@ class Segment:
     high: float
     panel: float
 
-    def masses(self, interval: float) -> tuple[int, Array]:
-        """Returns the mass that rounds to each multiple of ``interval``, from the first on."""
+    def cells(self, interval: float) -> tuple[int, Array, Array]:
+        """Returns the cells of losses nearest to each multiple of ``interval``, from the first on.
+
+        Beside the first multiple, in intervals, these are the mass of each cell and the integral
+        over it of e^(multiple - loss) - 1.
+        """
+        # The coordinates at which the nearest multiple changes.
         ends = self.loss(np.array([self.low, self.high]))
         first, last = (round(end / interval) for end in ends.tolist())
         edges = (np.arange(first, last + 2) - 0.5) * interval
         z = np.clip(self.inverse(edges), self.low, self.high)
         z[0], z[-1] = self.low, self.high
+
         # Each mass is a difference of the tail that it lies in.
         middle = int(np.searchsorted(z, (self.low + self.high) / 2)) or 1
         left = np.diff(self.coordinate.below(z[:middle]))
         right = -np.diff(self.coordinate.above(z[middle - 1 :]))
-        return first, np.concatenate([left, right])
+        masses = np.maximum(np.concatenate([left, right]), 0.0)
+
+        # The integrals by quadrature, on parts of cells where these are wide.
+        count = max(1, math.ceil(_CELL_PANELS * (self.high - self.low) / self.panel))
+        cuts = np.union1d(z, np.linspace(self.low, self.high, count + 1))
+        half = np.diff(cuts)[:, None] / 2
+        points = cuts[:-1, None] + half * (1 + _CELL_NODES)
+        cell = np.minimum(np.searchsorted(z, cuts[:-1], side="right"), masses.size) - 1
+        rounding = (first + cell)[:, None] * interval - self.loss(points)
+        values = self.coordinate.density(points) * np.expm1(rounding)
+        return first, masses, np.bincount(cell, half[:, 0] * (values @ _CELL_WEIGHTS), masses.size)
 
 
 @dataclass(frozen=True)
@@ -131,19 +152,36 @@ class LossDistribution:
     segments: tuple[Segment, ...] = ()
     atoms: tuple[tuple[float, float], ...] = ()
 
-    def masses(self, interval: float) -> tuple[int, Array]:
-        """Returns the mass that rounds to each multiple of ``interval``, from the first on."""
-        lattices = [segment.masses(interval) for segment in self.segments]
+    def merged(self, interval: float) -> tuple[int, Array, Array]:
+        """Returns the distribution after all outcomes of about one loss are made one outcome.
+
+        The outcomes whose losses are nearest to one multiple of ``interval`` become one, of loss
+        -log E[e^-loss]: this is post-processing, so delta is nowhere larger.
+
+        Returns:
+          The first multiple, in intervals; from it on, the mass of each outcome, and its loss less
+          the multiple, of at most half an interval.
+        """
+        parts = [segment.cells(interval) for segment in self.segments]
         if self.atoms:
             losses, weights = np.array(self.atoms).T
-            cells = np.rint(losses / interval).astype(np.int64)
-            lowest = int(np.min(cells))
-            lattices.append((lowest, np.asarray(np.bincount(cells - lowest, weights), np.float64)))
-        first = min(start for start, _ in lattices)
-        total = np.zeros(max(start + mass.size for start, mass in lattices) - first)
-        for start, mass in lattices:
-            total[start - first : start - first + mass.size] += mass
-        return first, total
+            multiples = np.rint(losses / interval)
+            weighted = weights * np.expm1(multiples * interval - losses)
+            cell = multiples.astype(np.int64) - (lowest := int(np.min(multiples)))
+            parts.append((lowest, np.bincount(cell, weights), np.bincount(cell, weighted)))
+
+        # All parts on one lattice.
+        first = min(start for start, *_ in parts)
+        masses, integrals = np.zeros((2, max(start + m.size for start, m, _ in parts) - first))
+        for start, mass, integral in parts:
+            place = slice(start - first, start - first + mass.size)
+            masses[place] += mass
+            integrals[place] += integral
+
+        # Where there is next to no mass, rounding must not exceed what is possible.
+        means = np.divide(integrals, masses, out=np.zeros_like(masses), where=masses > 0)
+        means = np.clip(means, math.expm1(-interval / 2), math.expm1(interval / 2))
+        return first, masses, -np.log1p(means)
 
     @functools.cached_property
     def nodes(self) -> tuple[Array, Array]:
@@ -335,7 +373,7 @@ def compose_grids(grids: Sequence[tuple[GridLosses, int]], interval: float) -> G
         low = sum(one.first * count for one, count in factors)
         high = low + sum((one.masses.size - 1) * count for one, count in factors)
         cells = [(np.arange(float(one.masses.size)), one.masses, count) for one, count in factors]
-        ends = chernoff_ends(cells, math.log(2 / _TRUNCATED), _SLOPES, least_deviation=1.0)
+        ends = chernoff_ends(cells, math.log(2 / _TRUNCATED), least_deviation=1.0)
         first, last = max(low, low + math.floor(ends[0])), min(high, low + math.ceil(ends[1]))
 
         finite = sum(count * math.log1p(-one.infinite) for one, count in factors)
@@ -344,10 +382,22 @@ def compose_grids(grids: Sequence[tuple[GridLosses, int]], interval: float) -> G
     return GridLosses(**composed)
 
 
+def sum_deviation(releases: Releases) -> float:
+    """Returns the standard deviation of a sum of losses.
+
+    Args:
+      releases: losses, their weights and how many times they are summed.
+    """
+    variance = 0.0
+    for losses, weights, count in releases:
+        mean = weights @ losses / np.sum(weights)
+        variance += count * float(weights @ (losses - mean) ** 2)
+    return math.sqrt(variance)
+
+
 def chernoff_ends(
-    releases: Iterable[tuple[Array, Array, int]],
+    releases: Releases,
     log_mass: float,
-    slopes: Array,
     least_deviation: float = _LEAST_DEVIATION,
 ) -> tuple[float, float]:
     """Returns ends that a sum of losses passes with probability at most e^-``log_mass`` each.
@@ -355,32 +405,41 @@ def chernoff_ends(
     Args:
       releases: losses, their weights and how many times they are summed.
       log_mass: of the probability, negated.
-      slopes: at which the tails are bounded, over that of a normal distribution.
       least_deviation: a standard deviation that the sum's is taken to have at least.
     """
-    releases = list(releases)
+    mirrored = [(-losses, weights, count) for losses, weights, count in releases]
+    low = -chernoff_upper_end(mirrored, log_mass, least_deviation)
+    return low, chernoff_upper_end(releases, log_mass, least_deviation)
 
-    # The slope that would be the best one if the sum were normal.
-    variance = 0.0
+
+def chernoff_upper_end(
+    releases: Releases, log_mass: float, least_deviation: float = _LEAST_DEVIATION
+) -> float:
+    """Returns the upper of the two `chernoff_ends`."""
+    # Losses of no mass count nowhere.
+    logged = []
     for losses, weights, count in releases:
-        mean = weights @ losses / np.sum(weights)
-        variance += count * float(weights @ (losses - mean) ** 2)
-    natural = math.sqrt(2 * log_mass) / max(math.sqrt(variance), least_deviation)
+        some = weights > 0
+        logged.append((losses[some], np.log(weights[some]), count))
 
-    # Any slope gives a bound: the least of them on either side, some exponentials at a time.
-    ends = []
-    for sign in (-1, 1):
+    def ends(slopes: Array) -> Array:
         log_mgf = np.zeros(slopes.size)
-        for losses, weights, count in releases:
-            with np.errstate(divide="ignore"):
-                logs = np.log(weights)
-            chunks = np.array_split(
-                sign * natural * slopes, 1 + slopes.size * losses.size // _CHUNK
-            )
-            sums = [logsumexp(chunk[:, None] * losses + logs, axis=1) for chunk in chunks]
-            log_mgf += count * np.concatenate(sums)
-        ends.append(sign * float(np.min((log_mgf + log_mass) / (natural * slopes))))
-    return ends[0], ends[1]
+        for losses, logs, count in logged:
+            for place, slope in enumerate(slopes):
+                exponents = slope * losses + logs
+                largest = np.max(exponents)
+                exponents -= largest
+                log_mgf[place] += count * (largest + math.log(np.sum(np.exp(exponents))))
+        return (log_mgf + log_mass) / slopes
+
+    # Any slope gives a bound. Of a normal sum this one is the best; search around it.
+    natural = math.sqrt(2 * log_mass) / max(sum_deviation(releases), least_deviation)
+    slopes = natural * np.geomspace(*_SLOPES, _NUM_SLOPES)
+    first = ends(slopes)
+    best = int(np.argmin(first))
+    around = slopes[max(best - 1, 0)], slopes[min(best + 1, _NUM_SLOPES - 1)]
+    second = ends(np.geomspace(*around, _NUM_SLOPES)[1:-1])
+    return float(min(np.min(first), np.min(second)))
 
 
 def convolve(releases: Iterable[tuple[int, Array, int]], first: int, last: int) -> Array:

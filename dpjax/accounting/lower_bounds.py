@@ -6,20 +6,23 @@ how much a tighter accountant could gain at most.
 Let P and Q be the outputs on two neighbours, Y = log dP/dQ the loss under P, and
 delta(eps) = E[(1 - e^(eps - Y))_+]. Over several releases the losses add up.
 
-1.  Each loss Y is rounded to the nearest multiple R of h, and the lattice is shifted by
-    c = E[Y - R]. The error R + c - Y has mean zero and range h, so that over T independent releases
-    P(sum of errors >= t) <= eta for t = h sqrt(T log(1 / eta) / 2), by Hoeffding.
-2.  (1 - e^(eps - y))_+ rises with y and is at most one. So delta(eps) >= delta'(eps + t) - eta with
-    delta' that of the lattice. (Gopi, Lee, Wutschitz 2021, "Numerical Composition of Differential
-    Privacy", Section 5: rounding that keeps the mean, coupling and Hoeffding's inequality; there
-    the bound has two sides.)
-3.  Outcomes in the far tails of P are dropped and c taken over the rest. This only lowers delta,
-    and steps 1 and 2 hold for the rest, whose mass is at most one.
-4.  Lattice distributions are convolved on a circle by Fourier transform. What wraps around is at
-    most the mass outside the window: eta at each end by Chernoff, with the moments of Y itself, and
-    eta at each end for the errors as in 1. With 2 this takes 5 eta from delta.
-5.  Rounding of the transform is covered as in the upper bound, by 2^-50 for each release; the
-    quadrature of E[Y] by 2^-40 of E|Y|.
+1.  All outcomes whose loss Y is nearest to one multiple R of h are made one outcome, of loss
+    Y' = -log E[e^-Y] over them. This is post-processing, so delta is nowhere larger: as a function
+    of e^-Y, (1 - e^(eps - Y))_+ is convex, and Jensen's inequality holds step by step.
+2.  Y' is on the lattice but for R - Y', which is of second order in h where the loss has a density.
+    By Chernoff's bound on the exact distribution of R - Y', its sum over T independent releases
+    exceeds some t with probability at most eta.
+3.  (1 - e^(eps - y))_+ rises with y and is at most one. So delta(eps) >= delta'(eps + t) - eta with
+    delta' that of the sum of the R. (Coupling as by Gopi, Lee & Wutschitz 2021, "Numerical
+    Composition of Differential Privacy", Section 5, with Hoeffding's inequality, which needs a
+    lattice some ten times finer.)
+4.  Outcomes in the far tails of P are dropped. This only lowers delta, and steps 1 to 3 hold for
+    the rest, whose mass is at most one.
+5.  Lattice distributions are convolved on a circle by Fourier transform. What wraps around is at
+    most the mass outside the window: eta at each end by Chernoff for the sum of the Y, and eta at
+    each end by Hoeffding for that of the R - Y, of range h. With 3 this takes 5 eta from delta.
+6.  Rounding of the transform is covered as in the upper bound, by 2^-50 for each release; the
+    quadrature of R - Y' by 2^-40 of h.
 
 Every pair used is one of neighbours of the mechanism: record present against absent, each way
 round, and under replace-one two opposite values of one clip bound. The exception is sampling
@@ -47,10 +50,13 @@ from dpjax.accounting.loss_distribution import (
     Array,
     Direction,
     LossDistribution,
+    Releases,
     chernoff_ends,
+    chernoff_upper_end,
     convolve,
     crossing,
     hockey_stick,
+    sum_deviation,
 )
 
 Steps = Sequence[tuple[LossDistribution, int]]
@@ -59,10 +65,11 @@ Steps = Sequence[tuple[LossDistribution, int]]
 _SLACK, _ETA = 7e-4, 1e-4
 # For whole profiles: rounding over the standard deviation of the total loss, and what else is lost.
 _PROFILE_SLACK, _PROFILE_ETA = 1e-3, 1e-10
-# The share of an average loss that its quadrature may be off by, far above what it is.
+# The share of an interval that the quadrature of its rounding may be off by, far above what it is.
 _QUADRATURE = 2.0**-40
-# Slopes at which the tails of a sum are bounded, over the natural one.
-_SLOPES = np.geomspace(1e-4, 20.0, 100)
+# The first interval of the lattice over the standard deviation of one loss, what it is at most, and
+# by how much it shrinks at a time at most.
+_INTERVAL, _COARSEST_INTERVAL, _LEAST_SHRINKAGE = 1 / 16, 4.0, 1 / 16
 _MOST_CELLS = 2**22
 # Larger losses are lowered to this and those below its negative dropped, lest e^loss overflow.
 _LARGEST = 600.0
@@ -160,33 +167,49 @@ def lower_profiles(
 def compose_lower_profile(steps: Steps, slack: float, eta: float) -> LowerProfile:
     """Returns a lower profile of all ``steps`` together, each a loss distribution and its count.
 
-    The lattice is so fine that the sum of the rounding errors exceeds ``slack`` with probability at
-    most ``eta``, unless that would take too many cells; then the profile's slack is larger.
+    The lattice is so fine that the sum of the rounding errors exceeds its mean by ``slack`` with
+    probability at most ``eta``, unless that would take too many cells.
     """
-    # The window, and the interval whose rounding errors sum to the slack.
-    spread = math.sqrt(sum(count for _, count in steps) / 2 * math.log(1 / eta))
+    # The range of the sum of the losses, and the interval that suffices by Hoeffding's inequality.
+    num_steps = sum(count for _, count in steps)
     nodes = [(*step.nodes, count) for step, count in steps]
-    low, high = chernoff_ends(nodes, math.log(1 / eta), _SLOPES)
-    interval = max(slack / spread, (high - low) / _MOST_CELLS)
-    slack = interval * spread
+    low, high = chernoff_ends(nodes, math.log(1 / eta))
+    hoeffding = math.sqrt(num_steps / 2 * math.log(1 / eta))
+    finest = max(slack / hoeffding, (high - low) / _MOST_CELLS)
 
-    # Round each loss to the lattice, and shift it so that its mean is kept.
-    lattices = [step.masses(interval) for step, _ in steps]
-    shift = 0.0
-    for (least, masses), (step, count) in zip(lattices, steps, strict=True):
-        losses, weights = step.nodes
-        mean = weights @ losses - _QUADRATURE * (weights @ np.abs(losses))
-        rounded = interval * (masses @ np.arange(least, least + masses.size))
-        shift += count * float((mean - rounded) / np.sum(masses))  # never too large
+    # The coarsest lattice on which the rounding errors are as small.
+    interval = min(_INTERVAL * sum_deviation(nodes) / math.sqrt(num_steps), _COARSEST_INTERVAL)
+    while True:
+        interval = max(interval, finest)
+        merged = [(*step.merged(interval), count) for step, count in steps]
+        errors = [(-left, masses, count) for _, masses, left, count in merged]
+        error = chernoff_upper_end(errors, math.log(1 / eta))
+        excess = error - _sum_mean(errors)
+        if excess <= slack or interval == finest:
+            break
+        interval *= max(0.9 * math.sqrt(slack / excess), _LEAST_SHRINKAGE)
 
-    # Convolve within the window.
-    first = math.floor((low - slack - shift) / interval)
-    last = math.ceil((high + slack - shift) / interval)
-    counted = [(*cells, count) for cells, (_, count) in zip(lattices, steps, strict=True)]
-    masses = convolve(counted, first, last)
-    losses = np.minimum(np.arange(first, last + 1) * interval + shift, _LARGEST)
+    # Convolve within the window, which is moved and widened by rounding.
+    lattices = [(least, masses, count) for least, masses, _, count in merged]
+    multiples = [
+        (interval * np.arange(least, least + masses.size), masses, count)
+        for least, masses, count in lattices
+    ]
+    moved, widened = _sum_mean(multiples) - _sum_mean(nodes), interval * hoeffding
+    first = math.floor((low + moved - widened) / interval)
+    last = math.ceil((high + moved + widened) / interval)
+    masses = convolve(lattices, first, last)
+    losses = np.minimum(np.arange(first, last + 1) * interval, _LARGEST)
 
     # Drop what would overflow, and count all that may be too much.
     start = np.searchsorted(losses, -_LARGEST)
-    margin = 5 * eta + TRANSFORM_ROUNDING * (sum(count for _, count in steps) + len(steps))
-    return LowerProfile(losses[start:], masses[start:], slack, margin)
+    margin = 5 * eta + TRANSFORM_ROUNDING * (num_steps + len(steps))
+    error += _QUADRATURE * interval * num_steps
+    return LowerProfile(losses[start:], masses[start:], error, margin)
+
+
+def _sum_mean(releases: Releases) -> float:
+    """Returns the mean of a sum of losses, given as for `chernoff_ends`."""
+    return sum(
+        count * float(weights @ losses / np.sum(weights)) for losses, weights, count in releases
+    )

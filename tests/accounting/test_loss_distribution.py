@@ -68,7 +68,7 @@ DISTRIBUTIONS = {
 
 
 def _delta(distribution, epsilon, interval=1e-4):
-    first, masses = distribution.masses(interval)
+    first, masses, _ = distribution.merged(interval)
     losses = (first + np.arange(masses.size)) * interval
     return float(masses @ np.maximum(0.0, -np.expm1(np.minimum(0.0, epsilon - losses))))
 
@@ -86,12 +86,59 @@ def test_nodes_integrate_to_one(name):
 def test_masses_and_nodes_agree(name):
     distribution, interval = DISTRIBUTIONS[name], 1e-3
     losses, weights = distribution.nodes
-    first, masses = distribution.masses(interval)
+    first, masses, _ = distribution.merged(interval)
     lattice = (first + np.arange(masses.size)) * interval
     assert np.all(masses >= -1e-16)
     assert np.sum(masses) == pytest.approx(np.sum(weights), abs=1e-12)
     assert masses @ lattice == pytest.approx(weights @ losses, abs=interval / 2)
     assert masses @ lattice**2 == pytest.approx(weights @ losses**2, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("interval", [1e-3, 0.05, 0.7])
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_merged_outcomes_keep_both_masses(name, interval):
+    """E[e^-Y], the mass of Q, is kept: that of every outcome is its mass under P times e^-loss."""
+    losses, weights = DISTRIBUTIONS[name].nodes
+    first, masses, left = DISTRIBUTIONS[name].merged(interval)
+    merged = (first + np.arange(masses.size)) * interval + left
+    assert np.all(np.abs(left) <= interval / 2 * (1 + 1e-12))
+    assert masses @ np.exp(-merged) == pytest.approx(weights @ np.exp(-losses), abs=1e-11)
+
+
+@pytest.mark.parametrize("interval", [0.02, 0.3])
+@pytest.mark.parametrize(
+    "name", ["gaussian", "remove", "add", "replace", "fixed size", "laplace remove", "response"]
+)
+def test_merged_outcomes_are_more_private(name, interval, factor=1.0):
+    """Delta of the merged outcomes is nowhere above delta, and not by more than of second order."""
+    first, masses, left = DISTRIBUTIONS[name].merged(interval)
+    merged = (first + np.arange(masses.size)) * interval + factor * left
+    for epsilon in np.linspace(-2, 6, 41):
+        exact = _exact_delta(name, epsilon)
+        lower = masses @ np.maximum(0.0, -np.expm1(np.minimum(0.0, epsilon - merged)))
+        assert exact - interval <= lower <= exact + 1e-12
+
+
+def test_power_multiples_themselves_are_not_more_private():
+    """The multiples in place of the merged losses: Gaussian outcomes are rounded up on the left."""
+    with pytest.raises(AssertionError):
+        test_merged_outcomes_are_more_private("gaussian", 0.3, factor=0.0)
+
+
+def _exact_delta(name, epsilon):
+    """Delta by Gauss-Legendre quadrature of the density, from the coordinate of ``epsilon`` on."""
+    distribution = DISTRIBUTIONS[name]
+    x, w = np.polynomial.legendre.leggauss(400)
+    total = sum(
+        mass * max(0.0, -math.expm1(min(0.0, epsilon - y))) for y, mass in distribution.atoms
+    )
+    for one in distribution.segments:
+        low = float(np.clip(one.inverse(np.array(epsilon)), one.low, one.high))
+        half = (one.high - low) / 2
+        z = low + half * (1 + x)
+        values = one.coordinate.density(z) * np.maximum(0.0, -np.expm1(epsilon - one.loss(z)))
+        total += half * (w @ values)
+    return total
 
 
 @pytest.mark.parametrize("epsilon", [-0.7, 0.01, 0.3, 2.0])

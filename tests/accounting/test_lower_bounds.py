@@ -56,15 +56,15 @@ def _coarse(**changed):
     return dataclasses.replace(compose_lower_profile([(step, 100)], 1.5, ETA), **changed)
 
 
-def test_power_lower_profile_without_hoeffding():
+def test_power_lower_profile_without_slack():
     _check_below(_coarse(), 1.0)
     for slack in (0.0, -_coarse().slack):
         with pytest.raises(AssertionError):
             _check_below(_coarse(slack=slack), 1.0)
 
 
-def test_power_lower_profile_with_too_large_mean(monkeypatch):
-    # A tenth of the mean size of the loss is more than the rounding moves its mean.
+def test_power_lower_profile_with_too_small_errors(monkeypatch):
+    # A tenth of an interval at each step is more than the lower profile is below the truth.
     monkeypatch.setattr(lower_bounds, "_QUADRATURE", -0.1)
     with pytest.raises(AssertionError):
         _check_below(_gaussians((0.1,) * 30), math.sqrt(0.3))
@@ -79,7 +79,7 @@ def test_power_lower_profile_with_wrapped_mass(monkeypatch):
 def test_chernoff_ends_bound_the_tails():
     """The exact tails of N(1 / 2, 1) beyond the ends are below eta, and not by much."""
     step = gaussian_loss_distribution(0.1, 1.0, 1e-14, "remove")
-    low, high = chernoff_ends([(*step.nodes, 100)], math.log(1 / ETA), lower_bounds._SLOPES)
+    low, high = chernoff_ends([(*step.nodes, 100)], math.log(1 / ETA))
     assert low == pytest.approx(0.5 - math.sqrt(2 * math.log(1 / ETA)), rel=0.02)
     assert high == pytest.approx(0.5 + math.sqrt(2 * math.log(1 / ETA)), rel=0.02)
 
@@ -145,7 +145,7 @@ def test_lower_profile_margin_covers_transform_rounding():
     epsilons = np.linspace(0, 8, 200)
     raw = dataclasses.replace(profile, margin=0.0).delta(epsilons)
     shifted = gdp.delta(1.0, epsilons + profile.slack)
-    spread = 1e-4 * shifted  # what the coarse lattice adds to the variance
+    spread = 0.02 * shifted  # what merged outcomes take from the variance
     assert np.all(np.abs(raw - shifted) <= spread + profile.margin / 20)
     assert np.all(profile.delta(epsilons) <= gdp.delta(1.0, epsilons))
 
@@ -154,7 +154,7 @@ def test_lower_profile_of_too_many_cells(monkeypatch):
     monkeypatch.setattr(lower_bounds, "_MOST_CELLS", 500)
     profile = _gaussians((0.3,) * 9, slack=1e-6)
     assert profile.losses.size < 1_500
-    assert profile.slack > 1e-2
+    assert profile.slack > 1e-3
     _check_below(profile, 0.9)
 
 
