@@ -5,6 +5,7 @@ JAX and dp-accounting, which take a second to import, are imported after the opt
 """
 
 import argparse
+import contextlib
 import json
 import math
 import sys
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import dpjax
 
 if TYPE_CHECKING:
-    from dpjax.certificates import Certificate
     from dpjax.mechanisms import SubsampledGaussian
     from dpjax.sampling import Sampling
 
@@ -25,17 +25,34 @@ _FIRST_EPOCHS, _MOST_STEPS = 100, 2**23
 _NUM_POINTS = 12
 # Calibrated noise multipliers are rounded up to four decimals.
 _DECIMALS = 10_000
+_SHUFFLED_NOTE = """\
+No sampler was given, so each is assumed in turn. A paper that shuffles its data but states the
+epsilon of Poisson sampling made its claim under the rows 'poisson'; for the batches that it drew,
+the upper bounds of the rows 'shuffled' are what is proven."""
 _COMPOSED = "no accountant that composes the steps certifies less"
 _FIGURES = (".pdf", ".png", ".svg")
 
-_EXAMPLES = """\
-examples:
-  dpjax epsilon --n 60000 --batch 256 --epochs 60 --sigma 1.1 --delta 1e-5 --adjacency zero_out
-  dpjax noise --n 50000 --batch 500 --epochs 30 --epsilon 2 --delta 1e-6 --adjacency zero_out
-  dpjax steps --n 50000 --batch 500 --sigma 1.5 --epsilon 2 --delta 1e-6 --adjacency zero_out
-  dpjax compare --n 60000 --batch 256 --epochs 60 --sigma 1.1 --epsilon 2.1 --delta 1e-5
-
-`dpjax COMMAND --help` lists the options of a command."""
+_EXAMPLES = {
+    "epsilon": "--n 60000 --batch 256 --epochs 60 --sigma 1.1 --delta 1e-5 --adjacency zero_out",
+    "noise": "--n 50000 --batch 500 --epochs 30 --epsilon 2 --delta 1e-6 --adjacency zero_out",
+    "steps": "--n 50000 --batch 500 --sigma 1.5 --epsilon 2 --delta 1e-6 --adjacency zero_out",
+    "certificate": (
+        "--n 50000 --batch 500 --epochs 30 --epsilon 2 --delta 1e-6 --adjacency zero_out --json"
+    ),
+    "compare": "--n 60000 --batch 256 --epochs 60 --sigma 1.1 --epsilon 2.1 --delta 1e-5",
+}
+# Options by the names that arguments of the library have in its errors.
+_OPTION_OF = {
+    "num_examples": "n",
+    "batch_size": "batch",
+    "num_steps": "steps",
+    "epochs": "epochs",
+    "noise_multiplier": "sigma",
+    "truncated_batch_size": "truncated-batch",
+    "adjacency": "adjacency",
+    "l2_clip": "clip",
+    "unit": "unit",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +78,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments.run(arguments)
     except (ImportError, ValueError) as error:
-        arguments.parser.error(str(error))
+        # An error of the library names its own argument.
+        name, must, rest = str(error).partition(" must ")
+        known = must and name in _OPTION_OF
+        arguments.parser.error(
+            f"argument --{_OPTION_OF[name]}: must {rest}" if known else str(error)
+        )
     return 0
 
 
@@ -88,6 +110,8 @@ def _run_steps(arguments: argparse.Namespace) -> None:
             break
         arguments.steps = min(8 * most, _MOST_STEPS)
         mechanism = _mechanism(arguments)
+    if most == _MOST_STEPS:
+        print(f"warning: no more than {most:,} steps are tried", file=sys.stderr)
 
     # Of no step there is no certificate.
     if most == 0:
@@ -117,7 +141,8 @@ def _run_compare(arguments: argparse.Namespace) -> None:
     from dpjax.certificates.render import round_down, round_up
 
     # What to assume: all that is left open. Batches of fixed size have no add_remove.
-    samplers = [arguments.sampler] if arguments.sampler else ["poisson", "fixed", "shuffled"]
+    open_sampler = arguments.sampler is None
+    samplers = ["poisson", "fixed", "shuffled"] if open_sampler else [arguments.sampler]
     adjacencies = [arguments.adjacency] if arguments.adjacency else ADJACENCIES
     assumed = [(sampler, adjacency) for sampler in samplers for adjacency in adjacencies]
     if len(assumed) > 1:
@@ -125,21 +150,24 @@ def _run_compare(arguments: argparse.Namespace) -> None:
         assumed = [pair for pair in assumed if pair not in impossible]
 
     # The bounds, and where the claim is. Poisson's of zero_out are those of add_remove.
-    certificates: dict[tuple[str, str], Certificate] = {}
+    bounds: dict[tuple[str, str], tuple[float | None, float | None]] = {}
     rows: list[dict[str, Any]] = []
     for sampler, adjacency in assumed:
         same = (
             sampler,
             "add_remove" if sampler == "poisson" and adjacency == "zero_out" else adjacency,
         )
-        if same not in certificates:
+        if same not in bounds:
             arguments.sampler, arguments.adjacency = same
-            certificates[same] = _mechanism(arguments).certificate(arguments.delta)
-        row = {"sampler": sampler, "adjacency": adjacency}
-        lower, upper = certificates[same].epsilon_lower, certificates[same].epsilon
+            bounds[same] = _bounds(_mechanism(arguments), arguments.delta)
+        lower, upper = bounds[same]
         verdict = _verdict(arguments.epsilon, lower, upper, sampler)
-        rows.append({**row, "epsilon_lower": lower, "epsilon": upper, "verdict": verdict})
+        row = {"sampler": sampler, "adjacency": adjacency, "epsilon_lower": lower, "epsilon": upper}
+        rows.append({**row, "verdict": verdict})
 
+    # The figure, and the table or JSON.
+    if arguments.plot:
+        _plot_claim(arguments, rows)
     claim = {"claim": arguments.epsilon, "delta": arguments.delta}
     if arguments.json:
         _print_json({"command": "compare", **claim, "rows": rows, "dpjax": dpjax.__version__})
@@ -149,17 +177,51 @@ def _run_compare(arguments: argparse.Namespace) -> None:
     print(line.format("sampler", "adjacency", "lower", "upper", "the claim is"))
     for sampler, adjacency, below, above, verdict in (row.values() for row in rows):
         shown = "-" if below is None else round_down(below)
-        print(line.format(sampler, adjacency, shown, round_up(above), verdict))
+        largest = "-" if above is None else round_up(above)
+        print(line.format(sampler, adjacency, shown, largest, verdict))
+    if open_sampler:
+        print(f"\n{_SHUFFLED_NOTE}")
 
 
-def _verdict(claim: float, lower: float | None, upper: float, sampler: str) -> str:
+def _bounds(mechanism: "SubsampledGaussian", delta: float) -> tuple[float | None, float | None]:
+    """Lower and upper bound on epsilon, ``None`` where no accountant has them."""
+    from dpjax.accounting import UnsupportedEventError, epsilon, epsilon_bounds
+
+    event, stated = mechanism.event, {"adjacency": mechanism.adjacency}
+    try:
+        return epsilon_bounds(event, delta, **stated)
+    except UnsupportedEventError:
+        pass
+    for method in ("pld", "rdp"):
+        with contextlib.suppress(UnsupportedEventError):
+            return None, epsilon(event, delta, method=method, **stated)
+    return None, None
+
+
+def _verdict(claim: float, lower: float | None, upper: float | None, sampler: str) -> str:
+    if upper is None:
+        return "open: no accountant supports so little noise"
     if claim >= upper:
         return "certified"
     if sampler == "shuffled":
-        return "open: amplification by shuffling is not counted"
+        return "open: below what holds without amplification by shuffling"
     if lower is not None and claim < lower:
         return "refuted: no accountant that composes the steps certifies it"
     return "open: between the bounds"
+
+
+def _plot_claim(arguments: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> None:
+    """Writes the figure of the claim against the bounds of each row."""
+    from dpjax.certificates.figure import plot_claim
+
+    known = [row for row in rows if row["epsilon"] is not None]
+    figure = plot_claim(
+        [f"{row['sampler']}, {row['adjacency']}" for row in known],
+        [(row["epsilon_lower"] or 0.0, row["epsilon"]) for row in known],
+        claim=arguments.epsilon,
+        delta=arguments.delta,
+    )
+    figure.savefig(arguments.plot, dpi=150)
 
 
 def _mechanism(arguments: argparse.Namespace) -> "SubsampledGaussian":
@@ -368,15 +430,16 @@ _COMMANDS = {
     _run_noise: f"{_PLAN} epsilon delta adjacency plot?",
     _run_steps: "n batch sigma epsilon delta adjacency plot?",
     _run_certificate: f"{_PLAN} sigma|epsilon delta adjacency unit? clip? paragraph? plot?",
-    _run_compare: f"{_PLAN} sigma epsilon delta adjacency?",
+    _run_compare: f"{_PLAN} sigma epsilon delta adjacency? plot?",
 }
 
 
 def _parser() -> argparse.ArgumentParser:
+    examples = "\n".join(f"  dpjax {name} {line}" for name, line in _EXAMPLES.items())
     parser = argparse.ArgumentParser(
         prog="dpjax",
         description="The privacy of DP-SGD: noisy sums of clipped gradients of random batches.",
-        epilog=_EXAMPLES,
+        epilog=f"examples:\n{examples}\n\n`dpjax COMMAND --help` lists the options of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -384,7 +447,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for run, options in _COMMANDS.items():
         name, text = run.__name__.removeprefix("_run_"), run.__doc__
-        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        command = commands.add_parser(
+            name,
+            help=text,
+            description=text,
+            epilog=f"example:\n  dpjax {name} {_EXAMPLES[name]}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
         unset = {"epochs": None, "steps": None, "sigma": None}
         command.set_defaults(run=run, parser=command, clip=1.0, unit="one record", **unset)
         for entry in f"{options} sampler? truncated-batch? json?".split():

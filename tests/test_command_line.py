@@ -13,7 +13,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 import dpjax
-from dpjax.__main__ import _OPTIONS, main
+from dpjax.__main__ import _EXAMPLES, _OPTIONS, main
 from dpjax.adjacency import ADJACENCIES
 
 PAGE = Path(dpjax.__file__).parents[1] / "docs" / "how_to" / "command_line.md"
@@ -166,7 +166,7 @@ def test_compare_has_both_bounds_of_each_assumption(values):
         ("poisson", "zero_out", 100, "certified"),
         ("poisson", "zero_out", 0.1, "refuted"),
         ("shuffled", "zero_out", 100, "certified"),
-        ("shuffled", "zero_out", 0.1, "open: amplification by shuffling"),
+        ("shuffled", "zero_out", 0.1, "open: below what holds without amplification"),
         ("fixed", "zero_out", 3, "open: between the bounds"),
         ("fixed", "replace_one", 3, "refuted"),
         ("truncated --truncated-batch 220", "zero_out", 3, "open: between the bounds"),
@@ -179,6 +179,35 @@ def test_compare_verdict(sampler, adjacency, claim, verdict, run):
     *_, row = out.splitlines()
     assert row.startswith(sampler.split()[0])
     assert f"  {verdict}" in row
+
+
+def test_compare_without_a_sampler_names_what_a_shuffling_paper_claims(run):
+    line = f"compare {PLAN} --sigma 4 --epsilon 2 --delta 1e-5"
+    assert "A paper that shuffles its data" in run(line)
+    assert "A paper that shuffles its data" not in run(f"{line} --sampler poisson")
+
+
+def test_compare_of_too_little_noise_has_the_rows_that_are_known(values):
+    rows = values(f"compare {PLAN} --sigma 0.005 --epsilon 2 --delta 1e-5")["rows"]
+    assert [row["epsilon_lower"] for row in rows] == [None] * 7
+    assert [row["epsilon"] is None for row in rows] == [False, True, *[False] * 5]
+    assert rows[1]["verdict"] == "open: no accountant supports so little noise"
+
+
+def test_steps_beyond_those_tried_are_warned_of(capsys, monkeypatch):
+    monkeypatch.setattr("dpjax.__main__._MOST_STEPS", 400)
+    main(f"steps --n 1000 --batch 500 --sigma 20 --epsilon 6 {STATED} --json".split())
+    out, err = capsys.readouterr()
+    assert json.loads(out)["num_steps"] == 400
+    assert "warning: no more than 400 steps are tried" in err
+
+
+@pytest.mark.parametrize("command", list(_EXAMPLES))
+def test_example_of_each_help_runs(command, run, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert f"dpjax {command} {_EXAMPLES[command]}\n" in capsys.readouterr().out
+    assert run(f"{command} {_EXAMPLES[command]}")
 
 
 def test_table_begins_with_what_was_asked_for(run):
@@ -205,6 +234,8 @@ def test_plot_writes_a_figure(kind, run, tmp_path):
         run(f"{command} --n 1000 --batch 500 --steps 3 --epsilon 2 {STATED} --plot {path}")
         assert path.read_bytes().startswith(starts[kind])
         path.unlink()
+    run(f"compare {PLAN} --sigma 4 --epsilon 2 --delta 1e-5 --plot {path}")
+    assert path.read_bytes().startswith(starts[kind])
 
 
 REFUSED = [
@@ -233,15 +264,27 @@ REFUSED = [
     ),
     (
         f"epsilon {PLAN} --sigma 1 --delta 1e-5 --adjacency add_remove --sampler fixed",
-        r"adjacency must be 'replace_one' or 'zero_out' for FixedSizeSampling, got 'add_remove'",
+        r"argument --adjacency: must be 'replace_one' or 'zero_out' for FixedSizeSampling, got",
     ),
     (
         f"compare {PLAN} --sigma 1 --epsilon 1 --delta 1e-5 --adjacency add_remove --sampler fixed",
-        r"adjacency must be 'replace_one' or 'zero_out'",
+        r"argument --adjacency: must be 'replace_one' or 'zero_out'",
     ),
     (
         f"steps --n 10000 --batch 200 --sigma 0.3 --epsilon 1 {STATED}",
         r"argument --epsilon: must be at least that of one step, \d+\.\d+, got 1; more noise",
+    ),
+    (
+        f"epsilon --n 3e9 --batch 9 --steps 1 --sigma 1 {STATED}",
+        r"argument --n: must be below 2\^31, got 3000000000",
+    ),
+    (
+        f"epsilon --n 9 --batch 9 --epochs 1e30 --sigma 1 {STATED}",
+        r"argument --epochs: must be below 2\^63 .* got 1e\+30",
+    ),
+    (
+        f"epsilon {PLAN} --sigma 1 {STATED} --sampler truncated --truncated-batch 20000",
+        r"argument --truncated-batch: must be at most .*10000, got 20000",
     ),
     ("", r"required: COMMAND"),
     ("certify", r"invalid choice: 'certify' .*compare"),

@@ -1,4 +1,4 @@
-"""Figures: a certified trade-off function with the ROC curve of any attack; epsilon by epochs."""
+"""Figures: certified trade-off function and ROC curve; epsilon by epochs; claimed epsilon."""
 
 import math
 import sys
@@ -125,6 +125,34 @@ def plot_epsilon(
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def plot_claim(
+    names: Sequence[str],
+    bounds: Sequence[tuple[float, float]],
+    *,
+    claim: float,
+    delta: float,
+) -> "Figure":
+    """Returns a figure of a claimed epsilon at ``delta`` against bounds on it, a line for each."""
+    figure = new_figure(6.5, 1.2 + 0.35 * len(names))
+    axes = figure.subplots()
+
+    # From the lower to the upper bound, which may be so close that only the marks show.
+    places = range(len(names))
+    lower, upper = np.array(bounds).reshape(-1, 2).T
+    axes.hlines(places, lower, upper, color=_CURVE)
+    axes.plot(lower, places, "|", color=_CURVE, ms=10, label="lower bound")
+    axes.plot(upper, places, "o", color=_CURVE, label="certified upper bound")
+
+    axes.axvline(claim, linestyle=":", color=_ATTACK, label=f"claim: {claim:g}")
+    axes.set_yticks(places, names)
+    axes.invert_yaxis()
+    axes.set(xlabel=f"epsilon at delta = {delta:g}")
+    axes.set_xscale("symlog", linthresh=min(1.0, claim))
+    axes.set_xlim(0, 2 * max(claim, *upper.tolist()))
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
