@@ -142,7 +142,8 @@ class Segment:
         cell = np.minimum(np.searchsorted(z, cuts[:-1], side="right"), masses.size) - 1
         rounding = (first + cell)[:, None] * interval - self.loss(points)
         values = self.coordinate.density(points) * np.expm1(rounding)
-        return first, masses, np.bincount(cell, half[:, 0] * (values @ _CELL_WEIGHTS), masses.size)
+        integrals = np.bincount(cell, half[:, 0] * (values @ _CELL_WEIGHTS), masses.size)
+        return first, masses, np.asarray(integrals, np.float64)
 
 
 @dataclass(frozen=True)
@@ -167,8 +168,12 @@ class LossDistribution:
             losses, weights = np.array(self.atoms).T
             multiples = np.rint(losses / interval)
             weighted = weights * np.expm1(multiples * interval - losses)
-            cell = multiples.astype(np.int64) - (lowest := int(np.min(multiples)))
-            parts.append((lowest, np.bincount(cell, weights), np.bincount(cell, weighted)))
+            lowest = int(np.min(multiples))
+            cell = multiples.astype(np.int64) - lowest
+            mass, integral = (
+                np.asarray(np.bincount(cell, each), np.float64) for each in (weights, weighted)
+            )
+            parts.append((lowest, mass, integral))
 
         # All parts on one lattice.
         first = min(start for start, *_ in parts)

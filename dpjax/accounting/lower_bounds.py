@@ -192,7 +192,7 @@ def compose_lower_profile(steps: Steps, slack: float, eta: float) -> LowerProfil
     # Convolve within the window, which is moved and widened by rounding.
     lattices = [(least, masses, count) for least, masses, _, count in merged]
     multiples = [
-        (interval * np.arange(least, least + masses.size), masses, count)
+        (np.asarray(interval * np.arange(least, least + masses.size), np.float64), masses, count)
         for least, masses, count in lattices
     ]
     moved, widened = _sum_mean(multiples) - _sum_mean(nodes), interval * hoeffding
