@@ -7,8 +7,8 @@ FIRST = {
     "dpjax.training": "train TrainResult Report Budget private_step PrivateStep TrainState StepInfo"
     " split_records SplitRecords MeshSharding",
     "dpjax.mechanisms": "SubsampledGaussian mechanism_of Mechanism Gaussian Laplace"
-    " DiscreteGaussian DiscreteLaplace ExponentialMechanism NoisyMax RandomizedResponse"
-    " Composition ClippedSum",
+    " DiscreteGaussian DiscreteLaplace ExponentialMechanism PermuteAndFlip NoisyMax"
+    " RandomizedResponse Composition ClippedSum",
     "dpjax.sampling": "PoissonSampling TruncatedPoissonSampling FixedSizeSampling ShuffledEpochs"
     " Sampling",
     "dpjax.gradients": "clipped_grad ClippedGradInfo explain Explanation total_l2_clip"
@@ -18,7 +18,8 @@ FIRST = {
     "dpjax.accounting.tradeoff": "TradeOff Gaussian Laplace compose subsample mixture group",
     "dpjax.sensitivity": "Sensitivity of_mean of_sum of_count of_histogram of_quantile_counts"
     " of_second_moment clip_to clip_norm_to to_grid",
-    "dpjax.statistics": "release plan count histogram mean variance covariance quantile"
+    "dpjax.statistics": "release plan count histogram mean variance quantile"
+    " covariance correlation regression"
     " StatisticsPlan StatisticsRelease Estimate Query",
     "dpjax.pate": "train_teachers count_votes LNMax GNMax ConfidentGNMax predict_labels Answers"
     " certificate PATECertificate",

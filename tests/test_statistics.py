@@ -10,6 +10,7 @@ import pytest
 
 import dpjax
 from dpjax import statistics
+from dpjax.statistics import counts, quantiles
 
 KEY = jax.random.key(3)
 BOUNDS = (0.0, 100.0)
@@ -157,9 +158,8 @@ def test_release_of_an_empty_table_is_finite(adjacency):
 
 def squared_distance(query, weights, first, second):
     """Of the weighted monomials of two records, or of a record and nothing."""
-    exponents = np.array(query.exponents)
     one, other = (
-        np.zeros(len(exponents)) if y is None else weights * (y**exponents).prod(axis=-1)
+        np.zeros(len(weights)) if y is None else weights * query.sum(y[None])
         for y in (first, second)
     )
     return float(((one - other) ** 2).sum())
@@ -190,7 +190,7 @@ def test_sensitivity_of_two_columns_bounds_all_neighbours(adjacency):
     weights, length = query.weights_and_sensitivity(adjacency)
     steps = np.linspace(-1, 1, 9)
     records = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
-    rows = weights * (records[:, None, :] ** np.array(query.exponents)).prod(axis=-1)
+    rows = np.stack([weights * query.sum(record[None]) for record in records])
     others = rows if adjacency == "replace_one" else np.zeros((1, len(weights)))
     largest = max(float(((row - others) ** 2).sum(axis=-1).max()) for row in rows)
     assert 0.82 * length**2 <= largest <= length**2 * (1 + 1e-12)
@@ -207,11 +207,121 @@ def test_covariance_with_little_noise_is_numpys(adjacency):
     assert released["covariance of 0 and 1"].estimate == pytest.approx(exact, rel=0.01)
 
 
+def regression_table(num_examples=2000):
+    rng = np.random.default_rng(5)
+    x = rng.multivariate_normal([50, 40], [[90, 50], [50, 120]], size=num_examples)
+    y = 10 + 0.6 * x[:, 0] - 0.2 * x[:, 1] + rng.normal(0, 5, num_examples)
+    return {"x": x[:, 0], "z": x[:, 1], "y": np.clip(y, 0, 80)}
+
+
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+def test_correlation_and_regression_with_little_noise_are_numpys(adjacency):
+    table = regression_table()
+    bounds = {"x": BOUNDS, "z": (-20, 120), "y": (0, 80)}
+    asked = [
+        statistics.correlation(("x", "y"), bounds=(bounds["x"], bounds["y"])),
+        statistics.regression("y", ["x", "z"], bounds=bounds),
+    ]
+    released = plan(asked, epsilon=2e3, adjacency=adjacency).release(KEY, table)
+    exact = np.corrcoef(table["x"], table["y"])[0, 1]
+    assert released["correlation of x and y"].estimate == pytest.approx(exact, abs=0.01)
+    design = np.stack([np.ones(2000), table["x"], table["z"]], axis=-1)
+    beta = np.linalg.lstsq(design, table["y"])[0]
+    estimates = released["regression of y"]
+    assert [each.entry for each in estimates] == ["intercept", "x", "z"]
+    assert [each.estimate for each in estimates] == pytest.approx(beta, rel=0.05)
+
+
+@pytest.mark.parametrize("features", [["x"], ["x", "z"]])
+def test_estimates_of_moments_do_not_depend_on_the_bounds(features):
+    """Without noise they are functions of the columns alone."""
+    table, found = regression_table(300), []
+    for bounds in ((0, 100), (-50, 400)):
+        query = statistics.regression("y", features, bounds=dict.fromkeys([*features, "y"], bounds))
+        columns = query._read({name: table[name] for name in query.bounds})
+        averages = np.array([1.0, *query.sum(columns) / 300])
+        estimates = [
+            query._estimate(each, averages, np.zeros(len(averages)), 300.0, 0.9)
+            for each in query.statistics
+        ]
+        found.append([(e.estimate, e.low, e.high, e.standard_error) for e in estimates])
+        assert all(each.noise_std == 0 for each in estimates)
+    np.testing.assert_allclose(*found, rtol=1e-8)
+
+
+def test_standard_errors_are_those_that_are_robust():
+    """Of the sandwich estimator (White 1980), for residuals whose variance grows."""
+    rng = np.random.default_rng(8)
+    x = rng.uniform(0, 100, 500)
+    y = np.clip(20 + 0.4 * x + rng.normal(0, 1, 500) * x / 10, 0, 100)
+    query = statistics.regression("y", ["x"], bounds={"x": BOUNDS, "y": BOUNDS})
+    averages = np.array([1.0, *query.sum(query._read({"x": x, "y": y})) / 500])
+    found = [
+        query._estimate(each, averages, np.zeros(len(averages)), 500.0, 0.9).standard_error
+        for each in query.statistics
+    ]
+    design = np.stack([np.ones(500), x], axis=-1)
+    beta = np.linalg.lstsq(design, y)[0]
+    bread = np.linalg.inv(design.T @ design)
+    scores = design * (y - design @ beta)[:, None]
+    exact = np.sqrt(np.diag(bread @ scores.T @ scores @ bread) * 500 / 499)
+    assert found == pytest.approx(exact, rel=1e-6)
+    # power: those of one variance are others
+    textbook = np.sqrt(np.diag(bread) * np.sum((y - design @ beta) ** 2) / 498)
+    assert found != pytest.approx(textbook, rel=0.05)
+
+
+def test_intervals_without_information_are_the_limits():
+    """The noise exceeds the variances of ten records."""
+    table = regression_table(10)
+    bounds = dict.fromkeys("xy", BOUNDS)
+    asked = [
+        statistics.correlation(("x", "y"), bounds=(BOUNDS, BOUNDS)),
+        statistics.regression("y", ["x"], bounds=bounds),
+    ]
+    made = plan(asked, epsilon=0.1)
+    (query,) = made.queries
+    assert len(query.monomials) == 14
+    released = made.release(KEY, table)
+    rows = [(each.low, each.high) for each in released.estimates]
+    assert rows == [(-1.0, 1.0), *[(-np.inf, np.inf)] * 2]
+    assert "inf" in str(released)
+
+
+def test_moments_of_the_same_columns_share_a_release_in_any_order():
+    bounds = {"x": (0, 10), "y": (0, 20)}
+    asked = [
+        statistics.covariance(("x", "y"), bounds=((0, 10), (0, 20))),
+        statistics.correlation(("y", "x"), bounds=((0, 20), (0, 10))),
+        statistics.regression("y", ["x"], bounds=bounds),
+    ]
+    made = plan(asked, epsilon=2e3)
+    assert len(made.queries) == 1
+    rng = np.random.default_rng(6)
+    x = rng.uniform(0, 10, 1000)
+    y = np.clip(3 + x + rng.normal(0, 2, 1000), 0, 20)
+    released = made.release(KEY, {"y": y, "x": x})
+    assert released["covariance of x and y"].estimate == pytest.approx(np.cov(x, y)[0, 1], rel=0.02)
+    exact = np.corrcoef(x, y)[0, 1]
+    assert released["correlation of y and x"].estimate == pytest.approx(exact, abs=0.01)
+    assert released["regression of y"][1].estimate == pytest.approx(
+        np.cov(x, y)[0, 1] / x.var(ddof=1), rel=0.02
+    )
+
+
+@pytest.mark.parametrize("num_examples", [0, 1, 300, 70_000])
+def test_sums_of_monomials_are_those_of_records(num_examples):
+    query = statistics.covariance(("x", "y"), bounds=(BOUNDS, BOUNDS))
+    columns = np.random.default_rng(2).uniform(-1, 1, (num_examples, 2))
+    exact = [np.prod(columns[:, list(each)], axis=1).sum() for each in query.monomials]
+    np.testing.assert_allclose(query.sum(columns), exact, rtol=1e-9, atol=1e-12)
+
+
 def test_rank_distances_have_no_rounding_error():
     """In units of 2^-24 they are integers, equal to those of exact fractions."""
-    probability, shift = statistics._round_rank(0.1), statistics._round_rank(-1234.56789)
+    probability, shift = quantiles.round_rank(0.1), quantiles.round_rank(-1234.56789)
     values, grid = np.sort(np.random.default_rng(4).random(9_973)), np.linspace(0, 1, 101)
-    distances = statistics._rank_distances(values, grid, probability, shift)
+    distances = quantiles.rank_distances(values, grid, probability, shift)
     target = Fraction(probability) * len(values) + Fraction(shift)
     for candidate, distance in zip(grid, distances, strict=True):
         below, up_to = (int(np.searchsorted(values, candidate, side)) for side in ("left", "right"))
@@ -226,8 +336,8 @@ def test_sensitivity_of_rank_distances_bounds_all_neighbours(probability, adjace
     stated = plan([query], adjacency=adjacency).mechanisms[-1][0].sensitivity.value
     grid, values = np.linspace(0, 4, 9), np.array([0.0, 1.0, 1.0, 2.2, 3.0, 4.0])
     largest = 0.0
-    for shift in map(statistics._round_rank, (-1.3, 0.0, 2.0)):
-        before = statistics._rank_distances(values, grid, probability, shift)
+    for shift in map(quantiles.round_rank, (-1.3, 0.0, 2.0)):
+        before = quantiles.rank_distances(values, grid, probability, shift)
         for value in np.linspace(0, 4, 17):
             removed = values[1:]
             after = np.sort(np.append(removed, value))
@@ -235,27 +345,55 @@ def test_sensitivity_of_rank_distances_bounds_all_neighbours(probability, adjace
             base = (
                 before
                 if adjacency == "replace_one"
-                else statistics._rank_distances(after, grid, probability, shift)
+                else quantiles.rank_distances(after, grid, probability, shift)
             )
-            moved = statistics._rank_distances(neighbour, grid, probability, shift)
+            moved = quantiles.rank_distances(neighbour, grid, probability, shift)
             largest = max(largest, float(np.abs(moved - base).max()))
     assert 0.85 * stated <= largest <= stated
 
 
-def test_rank_margin_is_the_quantile_of_normal_plus_laplace():
+def test_rank_margins_are_quantiles_of_binomial_less_laplace():
     rng = np.random.default_rng(0)
-    draws = rng.normal(0, 5, 200_000) + rng.laplace(0, 8, 200_000)
-    assert statistics._rank_margin(5.0, 8.0, 0.9) == pytest.approx(
-        np.quantile(draws, 0.95), rel=0.02
-    )
+    ranks = rng.binomial(60, 0.8, 200_000) - 48
+    noise = [rng.laplace(0, scale, 200_000) for scale in (3.0, 5.0)]
+    low, high = quantiles.rank_margins(60, 0.8, (3.0, 5.0), 0.9)
+    assert low == pytest.approx(np.quantile(noise[0] - ranks, 0.95), rel=0.02)
+    assert high == pytest.approx(np.quantile(noise[1] + ranks, 0.95), rel=0.02)
 
 
-def test_score_interval_without_noise_is_wilsons():
+def test_count_interval_without_noise_is_wilsons():
     from scipy.stats import binomtest
 
-    low, high = statistics._score_interval(12.0, 80.0, 0.0, 0.9)
-    wilson = binomtest(12, 80).proportion_ci(0.9, method="wilson")
-    assert (low / 80, high / 80) == pytest.approx((wilson.low, wilson.high))
+    for number, n in ((30, 80), (50, 80), (12, 80)):
+        low, high = counts.count_interval(float(number), float(n), 0.0, 0.9)
+        wilson = binomtest(number, n).proportion_ci(0.9, method="wilson")
+        assert (low / n, high / n) == pytest.approx((wilson.low, wilson.high), rel=1e-6)
+
+
+# Feldman & Cousins (1998), Table X: 90 % intervals of a mean that is not negative, measured with
+# normal noise of variance one.
+FELDMAN_COUSINS = {
+    -3.0: (0, 0.26),
+    -1.0: (0, 0.81),
+    0.0: (0, 1.64),
+    1.0: (0, 2.64),
+    3.0: (1.37, 4.64),
+}
+
+
+@pytest.mark.parametrize("measured", FELDMAN_COUSINS)
+def test_count_interval_of_normal_noise_is_that_of_feldman_and_cousins(measured):
+    """The binomial variance vanishes beside noise of 10,000 in as many records as it needs."""
+    found = counts.count_interval(1e4 * measured, 1e12, 1e4, 0.9)
+    assert [end / 1e4 for end in found] == pytest.approx(FELDMAN_COUSINS[measured], abs=0.02)
+
+
+@pytest.mark.parametrize("number", [-40.0, 0.0, 3.0, 50.0, 99.0, 100.0, 160.0])
+def test_count_interval_is_within_the_records_and_mirrored(number):
+    low, high = counts.count_interval(number, 100.0, 6.0, 0.9)
+    assert 0 <= low <= min(max(number, 0), 100) <= high <= 100
+    mirrored = counts.count_interval(100.0 - number, 100.0, 6.0, 0.9)
+    assert (100 - mirrored[1], 100 - mirrored[0]) == pytest.approx((low, high), abs=1e-6)
 
 
 REFUSED = {
@@ -286,6 +424,28 @@ REFUSED = {
         "columns",
     ),
     "bounds of one column": (lambda: statistics.covariance(("x", "y"), bounds=BOUNDS), "bounds"),
+    "correlation with itself": (
+        lambda: statistics.correlation(("x", "x"), bounds=(BOUNDS, BOUNDS)),
+        "columns",
+    ),
+    "features are one name": (
+        lambda: statistics.regression("y", "x", bounds={"x": BOUNDS, "y": BOUNDS}),
+        "features",
+    ),
+    "target is a feature": (
+        lambda: statistics.regression("y", ["x", "y"], bounds={"x": BOUNDS, "y": BOUNDS}),
+        "features",
+    ),
+    "no features": (lambda: statistics.regression("y", [], bounds={"y": BOUNDS}), "features"),
+    "no bounds of the target": (
+        lambda: statistics.regression("y", ["x"], bounds={"x": BOUNDS}),
+        "target must be among the columns of bounds",
+    ),
+    "bounds are a pair": (lambda: statistics.regression("y", ["x"], bounds=BOUNDS), "bounds"),
+    "bounds of a feature are a column": (
+        lambda: statistics.regression("y", ["x"], bounds={"x": (0, np.ones(5)), "y": BOUNDS}),
+        "bounds",
+    ),
     "weight zero": (lambda: statistics.count(weight=0.0), "weight"),
 }
 

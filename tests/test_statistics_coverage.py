@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from dpjax import statistics
-from dpjax.mechanisms import DiscreteGaussian, ExponentialMechanism, Gaussian
+from dpjax.mechanisms import DiscreteGaussian, Gaussian, PermuteAndFlip
 
 KEY = jax.random.key(0)
 BOUNDS = (0.0, 100.0)
@@ -38,11 +38,11 @@ def fast_noise(monkeypatch):
         return np.rint(gaussian(self, key, value)).astype(int)
 
     def select(self, key, utilities):
-        return np.argmax(utilities / self.scale + rng.gumbel(size=len(utilities)))
+        return np.argmax(utilities / self.scale + rng.exponential(size=len(utilities)))
 
     monkeypatch.setattr(Gaussian, "release", gaussian)
     monkeypatch.setattr(DiscreteGaussian, "release", rounded)
-    monkeypatch.setattr(ExponentialMechanism, "release", select)
+    monkeypatch.setattr(PermuteAndFlip, "release", select)
 
 
 def queries(median=True):

@@ -7,7 +7,7 @@ from dpjax.mechanisms.base import Composition, Interval, Mechanism
 from dpjax.mechanisms.epochs import Epochs
 from dpjax.mechanisms.randomized_response import Frequencies, RandomizedResponse
 from dpjax.mechanisms.record_sum import ClippedSum, RecordSum, SumPart
-from dpjax.mechanisms.selection import ExponentialMechanism, NoisyMax
+from dpjax.mechanisms.selection import ExponentialMechanism, NoisyMax, PermuteAndFlip
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian, mechanism_of
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Laplace",
     "Mechanism",
     "NoisyMax",
+    "PermuteAndFlip",
     "RandomizedResponse",
     "RecordSum",
     "SubsampledGaussian",

@@ -264,6 +264,7 @@ VALUES: dict[str, Any] = {
     "mechanisms.Laplace.from_epsilon: sensitivity": lambda: bound_of("l1"),
     "mechanisms.ExponentialMechanism: sensitivity": lambda: bound_of("linf", 3),
     "mechanisms.NoisyMax: sensitivity": lambda: bound_of("linf", 3),
+    "mechanisms.PermuteAndFlip: sensitivity": lambda: bound_of("linf", 3),
     "mechanisms.selection.Selection.from_epsilon: sensitivity": lambda: bound_of("linf", 3),
     "mechanisms.RandomizedResponse: adjacency": "replace_one",
     "mechanisms.RandomizedResponse.from_epsilon: adjacency": "replace_one",
@@ -298,8 +299,14 @@ VALUES: dict[str, Any] = {
     "queries": lambda: [table_statistics.mean("x", bounds=(-1.0, 1.0))],
     "statistics.StatisticsPlan.release: records": {"x": np.ones(4)},
     "statistics.release: records": {"x": np.ones(4)},
-    "statistics.covariance: columns": ("x", "y"),
-    "statistics.covariance: bounds": ((0.0, 1.0), (0.0, 1.0)),
+    **{
+        f"statistics.{name}: {argument}": value
+        for name in ("covariance", "correlation")
+        for argument, value in {"columns": ("x", "y"), "bounds": ((0.0, 1.0), (0.0, 1.0))}.items()
+    },
+    "statistics.regression: target": "y",
+    "statistics.regression: features": ["x"],
+    "statistics.regression: bounds": {"x": (0.0, 1.0), "y": (0.0, 1.0)},
     # Training and transformations.
     "mesh": lambda: jax.make_mesh((2,), ("data",)),
     "sharding": mesh_sharding,
@@ -572,6 +579,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "mechanisms.DiscreteGaussian": lambda: dpjax.DiscreteGaussian(bound_of("l2"), scale=4.0),
     "mechanisms.DiscreteLaplace": lambda: dpjax.DiscreteLaplace(bound_of("l1"), scale=4.0),
     "mechanisms.ExponentialMechanism": lambda: dpjax.ExponentialMechanism(bound_of("linf", 3), 4.0),
+    "mechanisms.PermuteAndFlip": lambda: dpjax.PermuteAndFlip(bound_of("linf", 3), scale=4.0),
     "mechanisms.selection.Selection": lambda: dpjax.NoisyMax(bound_of("linf", 3), scale=4.0),
     "mechanisms.Gaussian": gaussian,
     "mechanisms.additive.AdditiveNoise": lambda: dpjax.Gaussian(bound_of("l2", 3), scale=4.0),
