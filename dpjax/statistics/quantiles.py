@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 from scipy.optimize import brentq
-from scipy.stats import binom, laplace
+from scipy.stats import binom
 
 from dpjax._checks import check_count, check_delta, check_positive
 from dpjax._typing import PRNGKey
@@ -177,17 +177,19 @@ def rank_margins(
       scales: of the rank noise of the lower and of the upper end.
       level: of the interval.
     """
-    shares = (np.arange(2000) + 0.5) / 2000
+    shares = (np.arange(400) + 0.5) / 400
     ranks = binom.ppf(shares, num_examples, probability) - probability * num_examples
-    largest = math.sqrt(num_examples) + sum(scales)
+    largest = 40 * (math.sqrt(num_examples) + sum(scales))
 
     def margin(ranks: Array, scale: float) -> float:
         def excess(margin: float) -> float:
-            return float(laplace.cdf((ranks + margin) / scale).mean()) - (1 + level) / 2
+            distance = (ranks + margin) / scale
+            tail = np.exp(-np.abs(distance)) / 2
+            return float(np.where(distance < 0, tail, 1 - tail).mean()) - (1 + level) / 2
 
-        return float(brentq(excess, -40 * largest, 40 * largest))
+        return max(float(brentq(excess, -largest, largest)), 0.0)
 
-    return max(margin(ranks, scales[0]), 0.0), max(margin(-ranks, scales[1]), 0.0)
+    return margin(ranks, scales[0]), margin(-ranks, scales[1])
 
 
 def quantile(
