@@ -4,9 +4,9 @@ What a party must not do twice it records here before it acts: a holder the mess
 a node what it received and the set of holders that it opens. A process that was killed continues
 from its journal.
 
-An older copy of a journal lacks what the party has done since. No entry tells it from the journal
-of a process that was killed at that time, as all that a party keeps is restored with it. So a
-journal is never restored from a backup or a snapshot of the machine.
+An older copy of a journal lacks what the party has done since. It cannot be distinguished from the
+journal of a process that was killed at that time, as all that a party keeps is restored with it. So
+a journal is never restored from a backup or a snapshot of the machine.
 """
 
 import os

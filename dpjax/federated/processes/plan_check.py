@@ -74,22 +74,22 @@ class PlanCheck:
     def attempt(self, call: Call) -> bool:
         """Sends the own plan to all nodes, and returns whether their answers are final.
 
-        They are once every node has heard of every party, or where a node has another plan, with
-        which it refuses all messages.
+        They are final once every node has received the plan of every party, or where a node has
+        another plan, with which it refuses all messages.
         """
-        # What each node says of the others, and its own plan.
+        # The plans that each node has received, its own among them.
         answers: dict[str, dict[str, str]] = {}
         for index, node in enumerate(self._nodes):
             try:
                 answers[node] = _plans_from_bytes(call(index, "plan", self.own.encode()))
             except ProtocolError:
                 continue
-        heard = {node: plans.get(node, "") for node, plans in answers.items()}
+        received = {node: plans.get(node, "") for node, plans in answers.items()}
         for plans in answers.values():
-            heard.update((name, plan) for name, plan in plans.items() if name not in self._nodes)
-        self.plans = heard  # at once: the thread of the lines reads it
+            received.update((name, plan) for name, plan in plans.items() if name not in self._nodes)
+        self.plans = received  # at once: the thread of the lines reads it
 
-        # The nodes have heard the same, of everyone.
+        # All nodes have received the same plans, of all parties.
         if any(self.plans[node] != self.own for node in answers):
             return True
         return len(answers) == len(self._nodes) and all(
@@ -117,15 +117,15 @@ class PlanCheck:
             parties = sorted(name for name, its_plan in self.plans.items() if its_plan == plan)
             lines.append(f"plan {plan}: {list_names(parties) or 'no party'}")
         if self.missing:
-            lines.append(f"not heard of: {list_names(self.missing)}")
+            lines.append(f"no plan received from: {list_names(self.missing)}")
         return "\n".join(lines)
 
 
 def run_plan_check(settings: PartySettings, party: str) -> PlanCheck:
     """Compares a holder's or the analyst's plan with those of all parties, whose check runs too.
 
-    The nodes' processes must run. Returns when all parties were heard of, or `Study.waiting_time`
-    is over.
+    The nodes' processes must run. Returns when the plans of all parties were received, or
+    `Study.waiting_time` is over.
     """
     plan_check = PlanCheck(settings.study)
 

@@ -104,7 +104,7 @@ def test_plan_check_names_a_node_of_another_plan(parties_with):
     assert str(parties.checks["holder-0"]).splitlines() == [
         f"plan {OWN}: holder-0, node-1",
         f"plan {FOREIGN}: node-0",
-        "not heard of: holder-1, holder-2, analyst",
+        "no plan received from: holder-1, holder-2, analyst",
     ]
 
 
