@@ -35,6 +35,7 @@ from dpjax.bayes.variational.elbo import (
     record_loss,
     trace_guide,
 )
+from dpjax.bayes.variational.gradient_trace import GradientTrace, record_gradient
 from dpjax.bayes.variational.model_args import Leaves, StepData, Values
 from dpjax.gradients import clipped_grad
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
@@ -69,6 +70,8 @@ class DPSVIState(NamedTuple):
       sampler: state of the sampler.
       noise: state of the noise, which counts the releases.
       seeded: whether the key that the state was made from looks like ``jax.random.key(seed)``.
+      trace: sums of the noisy gradients, for `DPSVIResult.noise_aware_posterior`; ``None`` unless
+        the guide is `AutoNormal` or `AutoDiagonalNormal`, and the model has no parameters.
     """
 
     optim_state: PyTree
@@ -76,6 +79,7 @@ class DPSVIState(NamedTuple):
     sampler: SamplerState
     noise: AddGaussianNoiseState
     seeded: jax.Array
+    trace: GradientTrace | None
 
     @property
     def num_releases(self) -> jax.Array:
@@ -193,7 +197,13 @@ class VariationalStep:
         )
         optim_state = self.optim.update(gradient, state.optim_state, value=jnp.nan)
 
-        return state._replace(optim_state=optim_state, rng_key=rng_key), free_loss
+        # What a noise-aware posterior is computed from.
+        trace = state.trace
+        if trace is not None:
+            trace = record_gradient(trace, params, gradient, self.mechanism.num_steps)
+
+        state = state._replace(optim_state=optim_state, rng_key=rng_key, trace=trace)
+        return state, free_loss
 
     def clipped_sum(self, state: DPSVIState, key: PRNGKey, data: StepData) -> Values:
         """Returns the clipped sum of a batch that is drawn with ``key``."""

@@ -1,5 +1,6 @@
 """``DPSVI``: differentially private stochastic variational inference for numpyro's models."""
 
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,13 +13,14 @@ import optax
 from numpyro.infer import ELBO, SVI, Predictive, Trace_ELBO
 from numpyro.infer.svi import SVIState
 
-from dpjax._checks import as_count, as_key, check_count, check_type
+from dpjax._checks import as_count, as_key, check_count, check_share, check_type
 from dpjax._hashing import hash_arrays
 from dpjax._html import HTMLTable
 from dpjax._html_tables import leaf_table
 from dpjax._typing import PRNGKey, PyTree
 from dpjax.bayes._data_tree import Draws, make_data_tree
 from dpjax.bayes.variational.elbo import ELBOTerms
+from dpjax.bayes.variational.gradient_trace import init_trace, mean_field_params, tail_sums
 from dpjax.bayes.variational.model_args import (
     ArgsAndKwargs,
     ModelArgs,
@@ -28,6 +30,12 @@ from dpjax.bayes.variational.model_args import (
     as_arrays,
     split_model_args,
     whole_arrays,
+)
+from dpjax.bayes.variational.noise_aware import (
+    MIN_TAIL_STEPS,
+    NoiseAwarePosterior,
+    find_problems,
+    fit_optimum,
 )
 from dpjax.bayes.variational.step import (
     ClippingReport,
@@ -47,6 +55,7 @@ from dpjax.bayes.variational.validate import (
     initial_value,
 )
 from dpjax.gradients import clipped_grad
+from dpjax.gradients.clipping import total_l2_clip
 from dpjax.keys import seeded_flag
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.poisson import PoissonSampling
@@ -111,6 +120,73 @@ class DPSVIResult(RunResult):
           num_samples: number of draws.
         """
         return self.svi._draw_latents(rng_key, self.params, num_samples, self.model_args)
+
+    def noise_aware_posterior(self, *, burn_in: float = 0.2) -> NoiseAwarePosterior:
+        """Returns the posterior that includes the noise, from the trace of released gradients.
+
+        The optimum phi* of the guide is inferred from the run's noisy gradients, each linear in the
+        parameters it was taken at, with known noise; draws are from the guide at draws of phi*.
+        Exact by conjugacy where the gradient is linear over the tail with a diagonal curvature and
+        nothing is clipped. Where coordinates are correlated, the curvature of one is that with the
+        others moving along, so draws of the guide have nearly the marginal standard deviations of
+        the posterior, and the noise is widened by what blocks of steps vary more than the model.
+
+        Any optimiser: the regression uses pairs of parameters and gradients alone. It takes a fixed
+        learning rate, not one that falls to zero, to identify the curvature: iterates must vary
+        four times as much as the optimum is uncertain.
+
+        Args:
+          burn_in: share of the steps that are left out, in [0, 1), rounded up to whole blocks (one
+            32nd of the planned steps each).
+
+        Returns:
+          A `NoiseAwarePosterior`, with ``posterior_samples`` and ``predict``. A warning is given
+          for each of its ``problems``: curvature not identified, not settled, not linear.
+
+        Privacy:
+          Post-processing of what the run released: no further cost.
+
+        Raises:
+          ValueError: a guide other than `AutoNormal` and `AutoDiagonalNormal`, a model with
+            parameters, or too few steps.
+
+        Source: Alrawajfeh, Jälkö, Honkela (2025), "Noise-aware differentially private variational
+        inference", Section 3, with conjugacy in the place of their MCMC and Laplace approximation;
+        Opper & Archambeau (2009), "The variational Gaussian approximation revisited", for scales.
+        """
+        names, trace = mean_field_params(self.svi.guide, self.params), self.state.trace
+        if names is None or trace is None:
+            raise ValueError(
+                "guide must be AutoNormal or AutoDiagonalNormal, and the model without param"
+                f" sites, got {type(self.svi.guide).__name__} with parameters {list(self.params)}"
+            )
+        check_share("burn_in", burn_in)
+
+        # The tail of the trace.
+        planned = self.svi.mechanism
+        tails = tail_sums(trace, planned.num_steps, burn_in)
+        counts = tails[names.locs[0]].counts
+        if counts.sum() < MIN_TAIL_STEPS or len(counts) < 4:
+            raise ValueError(
+                f"the tail must have {MIN_TAIL_STEPS} steps or more in 4 blocks, got"
+                f" {int(counts.sum())} in {len(counts)} after a burn_in of {burn_in}"
+            )
+
+        # The DP noise on a step's gradient, after scaling.
+        sigmas = np.broadcast_to(planned.noise_multiplier, planned.num_steps)
+        sigmas = sigmas[: self.mechanism.num_steps][-int(counts.sum()) :]
+        scale = planned.sampling.num_examples / planned.sampling.expected_batch_size
+        noise_variance = np.mean(sigmas**2) * (scale * total_l2_clip(planned.l2_clip)) ** 2
+
+        # A regression for each pair of mean and standard deviation.
+        fits = {
+            loc: fit_optimum(tails[loc], tails[std], noise_variance, names.scale_constraint)
+            for loc, std in zip(names.locs, names.scales, strict=True)
+        }
+        problems = find_problems(fits)
+        for problem in problems:
+            warnings.warn(problem, stacklevel=2)
+        return NoiseAwarePosterior(fits, problems, self.svi, self.model_args, names)
 
     def _released_tables(self) -> list[HTMLTable]:
         return [leaf_table("Released parameters of the guide, by param site", self.params)]
@@ -294,6 +370,9 @@ class DPSVI:
             self.mechanism.sampling.init(sampler_key),
             self.mechanism.noise(noise_key).init(params),
             seeded_flag(key),
+            init_trace(params, self.mechanism.num_steps)
+            if mean_field_params(self.guide, params)
+            else None,
         )
 
         # All processes of `jax.distributed` must make the same run.
@@ -616,6 +695,10 @@ class DPSVI:
 
     def _params(self, params: DPSVIState | Values) -> Values:
         return self.get_params(params) if isinstance(params, DPSVIState) else params
+
+    def latent_names(self, model_args: ModelArgs) -> tuple[str, ...]:
+        """Returns the names of the latent variables outside of the plate."""
+        return find_sites(self.model, model_args).latents
 
     def _draw_latents(
         self, rng_key: PRNGKey, params: Values, num_samples: int, model_args: ModelArgs

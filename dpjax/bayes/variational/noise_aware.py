@@ -1,0 +1,323 @@
+"""Noise-aware posterior of DP-VI: the optimum of the guide given the trace of noisy gradients.
+
+Near the optimum phi* of the ELBO the gradient at phi_t is linear, g_t = A (phi_t - phi*) + e_t, and
+the noise e_t is independent of phi_t given the past, whatever the optimiser. So the pairs
+(phi_t, g_t) are a linear regression whose noise variance is known but for the share of batches and
+of the guide's draws, which its residuals estimate. With A diagonal each coordinate is a regression
+by itself, and under flat priors slope and mean gradient are normal.
+
+For a mean m and standard deviation s of a mean-field normal guide and a log posterior that is
+quadratic with curvature a, the gradients are a (m - m*) in m and a s - 1/s in s. The optimum is
+s* = a^(-1/2) (Opper & Archambeau 2009, of the fixed points of the variational Gaussian), so the
+slope of the means' gradients gives the scales too, whose own gradients are mostly noise.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from numpyro.distributions import biject_to
+from numpyro.distributions.constraints import Constraint
+from numpyro.infer import Predictive
+
+from dpjax._checks import as_key, check_count
+from dpjax._typing import PRNGKey
+from dpjax.bayes.variational.gradient_trace import MeanFieldParams, TailSums
+from dpjax.bayes.variational.model_args import ModelArgs, Values, as_arrays
+
+if TYPE_CHECKING:
+    from dpjax.bayes.variational.svi import DPSVI
+
+Array = npt.NDArray[np.float64]
+
+# Fewer steps leave the residual variance, which is plugged in, too uncertain.
+MIN_TAIL_STEPS = 100
+# Of a slope over its standard deviation: below it draws of the optimum have heavy tails.
+MIN_SLOPE_RATIO = 3.0
+# Of all checks of one posterior together, under the model.
+_FALSE_ALARM_RATE = 0.01
+
+
+class OptimumFit(NamedTuple):
+    """Regression of the gradients of the guide's means on the means, by coordinate.
+
+    Attributes:
+      mean: average of the parameter over the tail.
+      mean_gradient: average of its gradient.
+      variance: of the gradient of one step given the parameter, at least that of the DP noise.
+      num_steps: steps in the tail.
+      slope: posterior mean of the slope, the curvature of the negative ELBO.
+      slope_std: posterior standard deviation of the slope.
+      dispersion: factor of at least one on the variance of ``mean_gradient``, by which averages
+        over blocks of steps vary more than the model has it.
+      drift: z-score of the difference between both halves' residual mean gradients.
+      curvature_change: z-score of the difference between both halves' slopes.
+    """
+
+    mean: Array
+    mean_gradient: Array
+    variance: Array
+    num_steps: int
+    slope: Array
+    slope_std: Array
+    dispersion: Array
+    drift: Array
+    curvature_change: Array
+
+
+def fit_optimum(
+    loc: TailSums, scale: TailSums, noise_variance: float, scale_constraint: Constraint
+) -> OptimumFit:
+    """Returns the posterior of slope and mean gradient of each coordinate, by conjugacy.
+
+    Args:
+      loc: sums of the guide's means.
+      scale: sums of its unconstrained standard deviations, of the same shapes.
+      noise_variance: of the DP noise on the gradient of one step.
+      scale_constraint: support of the standard deviations.
+    """
+    counts = loc.counts.reshape(-1, *[1] * (loc.x.ndim - 1))
+    num_steps = loc.counts.sum()
+
+    # Least squares of g on x, and its residual variance.
+    mean_x, mean_g = loc.x.sum(0) / num_steps, loc.g.sum(0) / num_steps
+    s_xx, s_xg, s_gg = _centered(loc, mean_x, mean_g)
+    least_squares = s_xg / np.where(s_xx > 0, s_xx, 1.0)
+    residuals = (s_gg - least_squares * s_xg) / (num_steps - 2)
+    variance = np.maximum(noise_variance, residuals)
+
+    # Gradients of scales have mean a s T' - T'/s, where s = T(r): a second regression on a.
+    s, slope_of_t = _constrain(scale_constraint, scale.center + scale.x / counts)
+    design, response = s * slope_of_t, scale.g / counts + slope_of_t / s
+    within = (scale.gg - scale.g**2 / counts).sum(0) / (num_steps - len(counts))
+    scale_variance = np.maximum(noise_variance, within)
+    precision = s_xx / variance + (counts * design**2).sum(0) / scale_variance
+    weighted = s_xg / variance + (counts * design * response).sum(0) / scale_variance
+    slope = weighted / precision
+
+    # Blocks' mean gradients around the line have variance v / count under the model.
+    block_g, block_x = loc.g / counts, loc.x / counts
+    residual_means = block_g - mean_g - slope * (block_x - mean_x)
+    squares = (counts * residual_means**2).sum(0) / variance
+    dispersion = np.maximum(1.0, squares / (len(counts) - 2))
+
+    # Both halves of the tail: their residual means, and their slopes.
+    half = len(counts) // 2
+    first, second = (_half(loc, part) for part in (slice(None, half), slice(half, None)))
+    residual = [each.g - slope * each.x for each in (first, second)]
+    drift = (residual[1] - residual[0]) / np.sqrt(
+        dispersion * variance * (1 / first.count + 1 / second.count)
+    )
+    curvature_change = (second.slope - first.slope) / np.sqrt(
+        variance * (1 / first.s_xx + 1 / second.s_xx)
+    )
+
+    return OptimumFit(
+        loc.center + mean_x,
+        mean_g,
+        variance,
+        int(num_steps),
+        slope,
+        precision**-0.5,
+        dispersion,
+        drift,
+        curvature_change,
+    )
+
+
+def _centered(sums: TailSums, mean_x: Array, mean_g: Array) -> tuple[Array, Array, Array]:
+    """Sums of squares and products of x and g about their means."""
+    n = sums.counts.sum()
+    return (
+        sums.xx.sum(0) - n * mean_x**2,
+        sums.xg.sum(0) - n * mean_x * mean_g,
+        sums.gg.sum(0) - n * mean_g**2,
+    )
+
+
+class _Half(NamedTuple):
+    count: float
+    x: Array
+    g: Array
+    s_xx: Array
+    slope: Array
+
+
+def _half(sums: TailSums, part: slice) -> _Half:
+    """Means and slope over some of the blocks."""
+    some = TailSums(sums.counts[part], sums.center, *(each[part] for each in sums[2:]))
+    n = some.counts.sum()
+    mean_x, mean_g = some.x.sum(0) / n, some.g.sum(0) / n
+    s_xx, s_xg, _ = _centered(some, mean_x, mean_g)
+    s_xx = np.maximum(s_xx, np.finfo(float).tiny)
+    return _Half(n, mean_x, mean_g, s_xx, s_xg / s_xx)
+
+
+def _constrain(constraint: Constraint, unconstrained: Array) -> tuple[Array, Array]:
+    """Values of a constrained parameter, and their derivatives by the unconstrained one."""
+    at = jnp.asarray(unconstrained)
+    values, derivatives = jax.jvp(biject_to(constraint), (at,), (jnp.ones_like(at),))
+    return np.asarray(values, float), np.asarray(derivatives, float)
+
+
+@dataclass(frozen=True)
+class NoiseAwarePosterior:
+    """Posterior of the latent variables that includes the noise of the gradients.
+
+    A mixture of mean-field normal guides over their optimum: theta ~ q(theta; phi*) with phi* drawn
+    given the trace of released gradients. The bias of clipping is **not** included; whether it is
+    small can be seen on data simulated from the draws: `DPSVI.clipping_report` of those is public.
+
+    Attributes:
+      fits: the regressions, by the name of the guide's means.
+      problems: where the model of the trace does not hold, and what would help; empty if no check
+        failed. Under the model one in a hundred posteriors has some.
+      svi: the inference that was run.
+      model_args: structure, shapes and public arrays of its arguments, without the records.
+      names: of the guide's parameters.
+
+    Privacy:
+      Post-processing of what a run of `DPSVI` releases: no further privacy cost.
+    """
+
+    fits: dict[str, OptimumFit]
+    problems: tuple[str, ...]
+    svi: "DPSVI" = field(repr=False)
+    model_args: ModelArgs = field(repr=False)
+    names: MeanFieldParams = field(repr=False)
+
+    def optimum_samples(self, rng_key: PRNGKey, num_samples: int) -> dict[str, jax.Array]:
+        """Draws the parameters of the guide at the optimum of the ELBO.
+
+        Args:
+          rng_key: a JAX key.
+          num_samples: number of draws.
+
+        Returns:
+          For each parameter, constrained, an array ``(num_samples, ...)``.
+        """
+        check_count("num_samples", num_samples)
+        draws = {}
+        keys = jax.random.split(as_key(rng_key), len(self.names.locs))
+        for loc, scale, key in zip(self.names.locs, self.names.scales, keys, strict=True):
+            fit = self.fits[loc]
+            shape = (num_samples, *np.shape(fit.mean))
+            slope_key, gradient_key = jax.random.split(key)
+
+            # The curvature is positive, as q is proper; the mean gradient is independent of it.
+            lower = jnp.asarray(-fit.slope / fit.slope_std)
+            normal = jax.random.truncated_normal(slope_key, lower, jnp.inf, shape)
+            slope = jnp.maximum(fit.slope + fit.slope_std * normal, 1e-6 * fit.slope_std)
+            gradient_std = np.sqrt(fit.dispersion * fit.variance / fit.num_steps)
+            gradient = fit.mean_gradient + gradient_std * jax.random.normal(gradient_key, shape)
+
+            draws[loc] = fit.mean - gradient / slope
+            draws[scale] = slope**-0.5
+        return draws
+
+    def posterior_samples(self, rng_key: PRNGKey, num_samples: int) -> dict[str, jax.Array]:
+        """Draws the global latent variables.
+
+        Args:
+          rng_key: a JAX key.
+          num_samples: number of draws.
+
+        Returns:
+          For each latent variable of the model outside of the plate an array
+          ``(1, num_samples, ...)``, as `DPSVI.posterior_samples`.
+        """
+        optimum_key, guide_key = jax.random.split(as_key(rng_key))
+        optima = self.optimum_samples(optimum_key, num_samples)
+        args, kwargs = self.model_args.spec.constant_args(self.model_args.arrays)
+
+        def draw(key: PRNGKey, params: Values) -> dict[str, jax.Array]:
+            return Predictive(self.svi.guide, params=params, num_samples=1)(key, *args, **kwargs)
+
+        draws = jax.vmap(draw)(jax.random.split(guide_key, num_samples), optima)
+        latents = self.svi.latent_names(self.model_args)
+        return {name: jnp.swapaxes(draws[name], 0, 1) for name in latents}
+
+    def predict(
+        self, rng_key: PRNGKey, num_samples: int, *args: object, **kwargs: object
+    ) -> dict[str, jax.Array]:
+        """Draws from the posterior predictive at public inputs.
+
+        Args:
+          rng_key: a JAX key.
+          num_samples: number of draws.
+          *args: of the model, new ones, with ``None`` for what it observes.
+          **kwargs: of the model.
+
+        Returns:
+          As `DPSVI.predict`: for each observed or deterministic site an array
+          ``(num_samples, ...)``.
+        """
+        latent_key, key = jax.random.split(as_key(rng_key))
+        draws = self.posterior_samples(latent_key, num_samples)
+        args, kwargs = as_arrays(args, {**kwargs, **self.svi.static_kwargs})
+        latents = {name: values[0] for name, values in draws.items()}
+        predictive = Predictive(self.svi.model, posterior_samples=latents, parallel=True)
+        return predictive(key, *args, **kwargs)
+
+    def __str__(self) -> str:
+        fits = self.fits.values()
+        ratio = min(float(np.min(fit.slope / fit.slope_std)) for fit in fits)
+        found = self.problems or ("no check of the trace failed",)
+        lines = [
+            f"Noise-aware posterior of {next(iter(fits)).num_steps:,} steps; least curvature over"
+            f" its standard deviation: {ratio:.1f}",
+            *(f"- {problem}" for problem in found),
+            "- not included: the bias of clipping. Simulate records from predictive draws, and see"
+            " the share clipped by svi.clipping_report on those, which costs no privacy",
+        ]
+        return "\n".join(lines)
+
+
+def find_problems(fits: dict[str, OptimumFit]) -> tuple[str, ...]:
+    """Returns where the linear model of the trace does not hold, by parameter.
+
+    Args:
+      fits: the regressions, by the name of the guide's means.
+    """
+    # One rate of false alarms for the two-sided checks of all coordinates.
+    num_checks = sum(2 * fit.mean.size for fit in fits.values())
+    limit = NormalDist().inv_cdf(1 - _FALSE_ALARM_RATE / (2 * num_checks))
+
+    problems = []
+    for name, fit in fits.items():
+        size = fit.mean.size
+
+        ratio = fit.slope / fit.slope_std
+        weak = int((ratio < MIN_SLOPE_RATIO).sum())
+        if weak:
+            factor = (MIN_SLOPE_RATIO / max(float(ratio.min()), 1.0)) ** 2
+            more = -(-int((factor - 1) * fit.num_steps) // 100) * 100
+            problems.append(
+                f"{name}: the curvature of {weak} of {size} coordinates is not identified (least"
+                f" ratio to its standard deviation {ratio.min():.1f}, below {MIN_SLOPE_RATIO:g}),"
+                f" so intervals are wide: about {more:,} more steps at the same noise multiplier,"
+                f" or a learning rate {factor:.1f} times as large"
+            )
+
+        moving = int((np.abs(fit.drift) > limit).sum())
+        if moving:
+            problems.append(
+                f"{name}: {moving} of {size} coordinates have not settled (mean gradients of both"
+                f" halves of the tail differ by up to {np.abs(fit.drift).max():.1f} standard"
+                " errors): more steps, or a larger burn_in"
+            )
+
+        bent = int((np.abs(fit.curvature_change) > limit).sum())
+        if bent:
+            problems.append(
+                f"{name}: the gradient of {bent} of {size} coordinates is not linear over the tail"
+                f" (curvatures of both halves differ by up to"
+                f" {np.abs(fit.curvature_change).max():.1f} standard errors): a larger burn_in, or"
+                " a smaller learning rate in the tail"
+            )
+    return tuple(problems)
