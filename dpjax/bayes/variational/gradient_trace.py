@@ -40,13 +40,14 @@ def mean_field_params(
       guide: of numpyro; exactly these types, as a subclass may use its parameters otherwise.
       params: by name; ``None`` is returned too if some are not the guide's.
     """
-    if type(guide) not in (AutoNormal, AutoDiagonalNormal):
+    if type(guide) is AutoNormal:
+        locs = tuple(sorted(name for name in params if name.endswith(f"_{guide.prefix}_loc")))
+    elif type(guide) is AutoDiagonalNormal:
+        locs = (f"{guide.prefix}_loc",)
+    else:
         return None
-    start = f"{guide.prefix}_" if type(guide) is AutoDiagonalNormal else ""
-    end = f"_{guide.prefix}_" if type(guide) is AutoNormal else ""
-    locs = tuple(sorted(n for n in params if n == f"{start}loc" or end and n.endswith(f"{end}loc")))
     scales = tuple(name.removesuffix("loc") + "scale" for name in locs)
-    if not locs or {*locs, *scales} != set(params):
+    if {*locs, *scales} != set(params):
         return None
     return MeanFieldParams(locs, scales, guide.scale_constraint)
 
@@ -142,9 +143,7 @@ class TailSums(NamedTuple):
     gg: npt.NDArray[np.float64]
 
 
-def tail_sums(
-    trace: GradientTrace, num_steps: int, burn_in: float
-) -> dict[str, TailSums]:
+def tail_sums(trace: GradientTrace, num_steps: int, burn_in: float) -> dict[str, TailSums]:
     """Returns the sums over the tail of a trace, by parameter.
 
     Args:

@@ -176,11 +176,13 @@ class DPSVIResult(RunResult):
         sigmas = np.broadcast_to(planned.noise_multiplier, planned.num_steps)
         sigmas = sigmas[: self.mechanism.num_steps][-int(counts.sum()) :]
         scale = planned.sampling.num_examples / planned.sampling.expected_batch_size
-        noise_variance = np.mean(sigmas**2) * (scale * total_l2_clip(planned.l2_clip)) ** 2
+        noise_std = scale * total_l2_clip(planned.l2_clip) * sigmas
 
         # A regression for each pair of mean and standard deviation.
         fits = {
-            loc: fit_optimum(tails[loc], tails[std], noise_variance, names.scale_constraint)
+            loc: fit_optimum(
+                tails[loc], tails[std], float(np.mean(noise_std**2)), names.scale_constraint
+            )
             for loc, std in zip(names.locs, names.scales, strict=True)
         }
         problems = find_problems(fits)
@@ -695,10 +697,6 @@ class DPSVI:
 
     def _params(self, params: DPSVIState | Values) -> Values:
         return self.get_params(params) if isinstance(params, DPSVIState) else params
-
-    def latent_names(self, model_args: ModelArgs) -> tuple[str, ...]:
-        """Returns the names of the latent variables outside of the plate."""
-        return find_sites(self.model, model_args).latents
 
     def _draw_latents(
         self, rng_key: PRNGKey, params: Values, num_samples: int, model_args: ModelArgs

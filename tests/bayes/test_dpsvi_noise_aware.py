@@ -1,0 +1,474 @@
+"""Noise-aware posteriors of DPSVI: the trace, the regression on it, coverage, and its checks."""
+
+import warnings
+from dataclasses import replace
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from helpers.inputs import Crash
+from numpyro.distributions import constraints
+from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal, AutoNormal
+from scipy import stats
+
+import dpjax
+from dpjax.bayes.variational import DPSVI
+from dpjax.bayes.variational.gradient_trace import (
+    NUM_BLOCKS,
+    MeanFieldParams,
+    block_length,
+    init_trace,
+    record_gradient,
+    tail_sums,
+)
+from dpjax.bayes.variational.noise_aware import NoiseAwarePosterior, find_problems, fit_optimum
+from dpjax.training.checkpoint import CheckpointStore
+
+SOFTPLUS = constraints.softplus_positive
+
+
+# The trace.
+
+
+def pairs(num_steps, offset=0.0):
+    """Parameters that follow an AR(1) process around an offset, and gradients linear in them."""
+    rng = np.random.default_rng(1)
+    x = np.zeros((num_steps, 2))
+    for step in range(1, num_steps):
+        x[step] = 0.95 * x[step - 1] + 0.01 * rng.normal(size=2)
+    params = np.float32(x + offset)
+    gradients = np.float32(300 * (params - offset) + rng.normal(size=(num_steps, 2)))
+    return params, gradients
+
+
+def record(params, gradients, planned=None):
+    """Trace of the pairs, in a compiled loop as a run's."""
+    num_steps = len(params) if planned is None else planned
+
+    def step(trace, pair):
+        values, gradient = pair
+        return record_gradient(trace, {"auto_loc": values}, {"auto_loc": gradient}, num_steps), None
+
+    start = init_trace({"auto_loc": params[0]}, num_steps)
+    return jax.lax.scan(step, start, (jnp.asarray(params), jnp.asarray(gradients)))[0]
+
+
+def without_scales(tail):
+    """Sums of scales whose gradients are so noisy that they carry no information."""
+    return tail._replace(x=0 * tail.x, g=0 * tail.g, gg=tail.gg * 1e12)
+
+
+def slope_of(tail):
+    n = tail.counts.sum()
+    x, g = tail.x.sum(0), tail.g.sum(0)
+    return (tail.xg.sum(0) - x * g / n) / (tail.xx.sum(0) - x**2 / n)
+
+
+def test_tail_sums_are_those_of_the_steps_in_float64():
+    params, gradients = pairs(20_000, offset=100.0)
+    tail = tail_sums(record(params, gradients), 20_000, 0.2)["auto_loc"]
+    first = 20_000 - int(tail.counts.sum())
+    assert first == 7 * 625
+    assert len(tail.counts) == NUM_BLOCKS - 7
+
+    x = params[first:].astype(float) - tail.center
+    g = gradients[first:].astype(float)
+    for found, terms in [
+        (tail.x, x),
+        (tail.xx, x**2),
+        (tail.g, g),
+        (tail.xg, x * g),
+        (tail.gg, g**2),
+    ]:
+        allowed = 1e-5 * np.abs(terms).sum(0)
+        assert (np.abs(found.sum(0) - terms.sum(0)) < allowed).all()
+    expected = [np.polyfit(x[:, i], g[:, i], 1)[0] for i in range(2)]
+    np.testing.assert_allclose(slope_of(tail), expected, rtol=1e-3)
+
+
+def test_power_sums_about_zero_are_too_coarse_in_float32():
+    params, gradients = pairs(20_000, offset=100.0)
+    x, g = jnp.asarray(params), jnp.asarray(gradients)
+    sums = [jnp.cumsum(each, 0)[-1] for each in (x, x * x, g, x * g)]
+    x_sum, xx, g_sum, xg = (np.asarray(each, float) for each in sums)
+    slope = (xg - x_sum * g_sum / 20_000) / (xx - x_sum**2 / 20_000)
+    expected = [np.polyfit(params[:, i].astype(float), gradients[:, i], 1)[0] for i in range(2)]
+    with pytest.raises(AssertionError):
+        np.testing.assert_allclose(slope, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("planned", "done"), [(7, 7), (100, 90), (100, 110), (64, 33)])
+def test_trace_has_the_steps_that_were_planned(planned, done):
+    params, gradients = pairs(done)
+    tail = tail_sums(record(params, gradients, planned), planned, 0.0)["auto_loc"]
+    assert len(tail.counts) <= NUM_BLOCKS
+    assert (tail.counts <= block_length(planned)).all()
+    recorded = min(planned, done)
+    assert tail.counts.sum() == recorded
+    np.testing.assert_allclose(tail.g.sum(0), gradients[:recorded].sum(0), rtol=1e-4, atol=1e-4)
+
+
+# The regression, on a simulated Gaussian mean: 2,000 records, a tenth of them in a batch, a clip
+# bound of 4 that nothing reaches. The page of reference values has coverage 0.951 and width 0.106
+# at a noise multiplier of 20, 0.947 at 80 (nominal 95 %); 0.896 and 0.483 of the guide around the
+# averaged and the last iterate at 20.
+
+NUM, RATE, STEPS, CLIP, REPEATS = 2_000, 0.1, 1_000, 4.0, 1_000
+Q_STD = NUM**-0.5
+
+
+@partial(jax.jit, static_argnames=("num_steps", "decay"))
+def simulate(key, sigma, num_steps=STEPS, decay=0.05, bend=0.0, start=0.0):
+    """Runs `REPEATS` times SGD on the mean; the truth is zero.
+
+    Returns the means of the data, the last and averaged iterate and the traces.
+    """
+    data_key, key = jax.random.split(key)
+    data_mean = jax.random.normal(data_key, (REPEATS,)) / jnp.sqrt(NUM)
+    noise_std = sigma * CLIP / RATE
+    batch_std = jnp.sqrt((1 - RATE) / RATE * NUM)
+    raw = jnp.full(REPEATS, jnp.log(jnp.expm1(0.03)))
+    std, derivative = jax.nn.softplus(raw), jax.nn.sigmoid(raw)
+
+    def step(carry, inputs):
+        loc, trace = carry
+        number, key = inputs
+        u, batch, loc_noise, scale_noise = jax.random.normal(key, (4, REPEATS))
+        curvature = NUM * (1 + bend * (number > 0.6 * num_steps))
+        of_theta = curvature * (loc + std * u - data_mean) + batch_std * batch
+        loc_gradient = of_theta + noise_std * loc_noise
+        scale_gradient = (of_theta * u - 1 / std) * derivative + noise_std * scale_noise
+        trace = record_gradient(
+            trace,
+            {"auto_loc": loc, "auto_scale": raw},
+            {"auto_loc": loc_gradient, "auto_scale": scale_gradient},
+            num_steps,
+        )
+        return (loc - decay / NUM * loc_gradient, trace), loc
+
+    loc = data_mean + start
+    trace = init_trace({"auto_loc": loc, "auto_scale": raw}, num_steps)
+    steps = jnp.arange(num_steps), jax.random.split(key, num_steps)
+    (loc, trace), path = jax.lax.scan(step, (loc, trace), steps)
+    return data_mean, loc, path[num_steps // 5 :].mean(0), trace
+
+
+def fit(trace, sigma, num_steps=STEPS, burn_in=0.2):
+    tails = tail_sums(trace, num_steps, burn_in)
+    variance = (sigma * CLIP / RATE) ** 2
+    return fit_optimum(tails["auto_loc"], tails["auto_scale"], variance, SOFTPLUS)
+
+
+def draws_of(fitted, num_samples=2_000):
+    """Draws of theta for each repeat, ``(num_samples, REPEATS)``."""
+    names = MeanFieldParams(("auto_loc",), ("auto_scale",), SOFTPLUS)
+    posterior = NoiseAwarePosterior({"auto_loc": fitted}, (), None, None, names)
+    optimum = posterior.optimum_samples(jax.random.key(2), num_samples)
+    u = jax.random.normal(jax.random.key(3), optimum["auto_loc"].shape)
+    return np.asarray(optimum["auto_loc"] + optimum["auto_scale"] * u)
+
+
+def mean_model(y):
+    mean = numpyro.sample("mean", dist.Normal(0, 10.0))
+    with numpyro.plate("records", len(y)):
+        numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+
+
+MECHANISM = dpjax.SubsampledGaussian(
+    dpjax.PoissonSampling(NUM, RATE),
+    l2_clip=CLIP,
+    noise_multiplier=20.0,
+    num_steps=STEPS,
+    adjacency="zero_out",
+)
+
+
+def assert_covers(covered, level=0.95):
+    """Coverage of ``level``, but for a chance of 0.1 % each side, and 1.5 % of conservatism."""
+    low, high = stats.binom.ppf([0.001, 0.999], len(covered), [level - 0.005, level + 0.015])
+    assert low <= covered.sum() <= high, covered.mean()
+
+
+@pytest.mark.parametrize(("sigma", "width"), [(20.0, 0.106), (80.0, 0.265)])
+def test_intervals_cover_and_those_of_iterates_do_not(sigma, width):
+    _, last, average, trace = simulate(jax.random.key(0), sigma)
+    low, high = np.quantile(draws_of(fit(trace, sigma)), [0.025, 0.975], axis=0)
+    assert_covers((low < 0) & (high > 0))
+    assert abs((high - low).mean() / width - 1) < 0.06
+
+    # Power: the guide around the last and around the averaged iterate.
+    for center in (last, average):
+        with pytest.raises(AssertionError):
+            assert_covers(np.abs(np.asarray(center)) < 1.96 * Q_STD)
+    if sigma == 20.0:
+        assert abs(np.mean(np.abs(average) < 1.96 * Q_STD) - 0.896) < 0.04
+        assert abs(np.mean(np.abs(last) < 1.96 * Q_STD) - 0.483) < 0.06
+
+
+def test_intervals_without_noise_are_those_of_the_posterior():
+    data_mean, _, _, trace = simulate(jax.random.key(1), 0.01)
+    fitted = fit(trace, 0.01)
+    optimum = fitted.mean - fitted.mean_gradient / fitted.slope
+    # Batches and draws of the guide still move the optimum's estimate by 0.12 posterior s.d.
+    assert np.std((optimum - data_mean) / Q_STD) < 0.2
+    np.testing.assert_allclose(np.median(fitted.slope) ** -0.5, Q_STD, rtol=0.02)
+    low, high = np.quantile(draws_of(fitted), [0.025, 0.975], axis=0)
+    assert_covers((low < 0) & (high > 0))
+
+
+def test_fit_is_the_closed_form_with_a_known_curvature():
+    data_mean, _, _, trace = simulate(jax.random.key(2), 20.0)
+    fitted = fit(trace, 20.0)
+    # phi* ~ N(mean(phi - g / A), variance / (A^2 T)), with A = NUM.
+    center = fitted.mean - fitted.mean_gradient / NUM
+    std = np.sqrt(fitted.variance / fitted.num_steps) / NUM
+    z = (center - np.asarray(data_mean)) / std
+    assert stats.kstest(z, "norm").pvalue > 0.001
+    assert stats.kstest(1.4 * z, "norm").pvalue < 0.001  # power
+    # The variance is that of the noise and of batches.
+    expected = (20 * CLIP / RATE) ** 2 + (1 - RATE) / RATE * NUM + (NUM * 0.03) ** 2
+    np.testing.assert_allclose(fitted.variance.mean(), expected, rtol=0.01)
+
+
+def test_fit_is_least_squares_and_its_standard_error():
+    params, gradients = pairs(3_200)
+    tail = tail_sums(record(params, gradients), 3_200, 0.0)["auto_loc"]
+    fitted = fit_optimum(tail, without_scales(tail), 0.0, SOFTPLUS)
+    for i in range(2):
+        expected = stats.linregress(params[:, i].astype(float), gradients[:, i].astype(float))
+        np.testing.assert_allclose(fitted.slope[i], expected.slope, rtol=1e-4)
+        np.testing.assert_allclose(fitted.slope_std[i], expected.stderr, rtol=1e-3)
+
+
+def test_variance_is_at_least_that_of_the_noise():
+    params, gradients = pairs(3_200)
+    tail = tail_sums(record(params, gradients), 3_200, 0.0)["auto_loc"]
+    assert (fit_optimum(tail, without_scales(tail), 4.0, SOFTPLUS).variance == 4.0).all()
+    assert (fit_optimum(tail, without_scales(tail), 0.01, SOFTPLUS).variance > 0.9).all()
+
+
+# Its checks, each on one coordinate of the simulation.
+
+
+def problems_of(trace, sigma, count=200, **options):
+    fitted = fit(trace, sigma, **options)
+
+    def one(index):
+        values = (x[index] if np.ndim(x) else x for x in fitted)
+        return find_problems({"auto_loc": type(fitted)(*map(np.asarray, values))})
+
+    return [one(index) for index in range(count)]
+
+
+def share_with(problems, word):
+    return np.mean([any(word in problem for problem in each) for each in problems])
+
+
+def test_no_problem_is_found_where_the_model_holds():
+    # A learning rate at which the curvature is identified: ratio 9 to its s.d.
+    trace = simulate(jax.random.key(3), 20.0, decay=0.2)[3]
+    found = problems_of(trace, 20.0, count=REPEATS)
+    # 1 % by construction, as two checks of one coordinate at 0.5 % each.
+    assert (
+        np.mean([bool(each) for each in found]) < stats.binom.ppf(0.999, REPEATS, 0.015) / REPEATS
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "options"),
+    [
+        ("not identified", {"decay": 0.002}),
+        ("not linear", {"decay": 0.2, "bend": 1.5}),
+    ],
+)
+def test_problems_are_found(word, options):
+    trace = simulate(jax.random.key(4), 20.0, **options)[3]
+    assert share_with(problems_of(trace, 20.0), word) > 0.9
+
+
+def test_problem_not_settled_is_found():
+    # Gradients whose mean changes by a fifth of their standard deviation in the second half.
+    params, gradients = pairs(6_400)
+    gradients[3_200:] += 0.2
+    tail = tail_sums(record(params, gradients), 6_400, 0.0)["auto_loc"]
+    steady = tail_sums(record(*pairs(6_400)), 6_400, 0.0)["auto_loc"]
+    found, none = (
+        find_problems({"auto_loc": fit_optimum(each, without_scales(each), 0.01, SOFTPLUS)})
+        for each in (tail, steady)
+    )
+    assert any("have not settled" in problem for problem in found)
+    assert not none
+
+
+def test_correlated_coordinates_are_widened():
+    """The noise of an optimum with a full curvature A is that of A^-1, not of its diagonal."""
+    rng = np.random.default_rng(0)
+    curvature = np.array([[1.0, 0.9], [0.9, 1.0]])
+    num_steps, ratios = 6_400, []
+    for _ in range(20):
+        x, path, gradients = np.zeros(2), [], []
+        for noise in rng.normal(size=(num_steps, 2)):
+            path.append(x)
+            gradients.append(curvature @ x + noise)
+            x = x - 0.3 * gradients[-1]
+        trace = record(np.float32(path), np.float32(gradients))
+        tail = tail_sums(trace, num_steps, 0.2)["auto_loc"]
+        fitted = fit_optimum(tail, without_scales(tail), 0.0, SOFTPLUS)
+        std = np.sqrt(fitted.dispersion * fitted.variance / fitted.num_steps) / fitted.slope
+        ratios.append(std / np.sqrt(np.diag(np.linalg.inv(curvature @ curvature)) / 5_120))
+    assert 0.85 < np.mean(ratios) < 1.15
+
+
+# Runs of DPSVI.
+
+
+def guided(guide=AutoNormal, decay=0.1, **fields):
+    mechanism = replace(MECHANISM, **{"num_steps": 300, **fields})
+    return DPSVI(mean_model, guide(mean_model), optax.sgd(decay / NUM), mechanism=mechanism)
+
+
+Y = np.random.default_rng(2).normal(size=NUM).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return guided().run(jax.random.key(0), Y, progress_bar=False)
+
+
+def test_trace_is_a_function_of_the_released_parameters(fitted):
+    """SGD moves the parameters by the learning rate times the gradients in the trace."""
+    svi = fitted.svi
+    start = svi.optim.get_params(svi.init(jax.random.key(0), Y).optim_state)
+    end = svi.optim.get_params(fitted.state.optim_state)
+    tails = tail_sums(fitted.state.trace, 300, 0.0)
+    for name, tail in tails.items():
+        moved = (start[name] - end[name]) / (0.1 / NUM)
+        np.testing.assert_allclose(tail.g.sum(0), moved, rtol=1e-3)
+
+
+def test_update_records_what_run_records(fitted):
+    state = fitted.svi.init(jax.random.key(0), Y)
+    for _ in range(3):
+        state, _ = fitted.svi.update(state, Y)
+    run = fitted.svi.run(jax.random.key(0), Y, num_steps=3, progress_bar=False)
+    chex.assert_trees_all_close(state.trace, run.state.trace, rtol=1e-5)
+    assert int(state.trace.num_steps) == 3
+
+
+def test_trace_resumes_bit_for_bit(fitted, monkeypatch, tmp_path):
+    save, saved = CheckpointStore.save, []
+
+    def save_or_crash(self, state, num_done):
+        if len(saved) == 7:
+            raise Crash
+        saved.append(num_done)
+        save(self, state, num_done)
+
+    svi, run = fitted.svi, {"progress_bar": False, "checkpoint_dir": tmp_path}
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStore, "save", save_or_crash)
+        with pytest.raises(Crash):
+            svi.run(jax.random.key(0), Y, **run)
+    resumed = svi.run(jax.random.key(9), Y, **run)
+    chex.assert_trees_all_equal(resumed.state.trace, fitted.state.trace)
+
+
+def test_draws_have_arviz_axes_and_supports_and_predict():
+    def model(x, y=None):
+        weight = numpyro.sample("weight", dist.Normal(0, 1).expand([2]).to_event(1))
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        numpyro.deterministic("double", 2 * scale)
+        with numpyro.plate("records", len(x)):
+            numpyro.sample("y", dist.Normal(x @ weight, scale), obs=y)
+
+    x = np.random.default_rng(3).normal(size=(NUM, 2)).astype(np.float32)
+    y = x @ np.float32([1.0, -1.0]) + Y
+    mechanism = replace(MECHANISM, num_steps=300, noise_multiplier=1.0)
+    for guide in (AutoNormal(model), AutoDiagonalNormal(model)):
+        svi = DPSVI(model, guide, optax.adam(0.1), mechanism=mechanism)
+        result = svi.run(jax.random.key(0), x, y, progress_bar=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            posterior = result.noise_aware_posterior(burn_in=0.5)
+        draws = posterior.posterior_samples(jax.random.key(1), 500)
+        assert {name: each.shape for name, each in draws.items()} == {
+            "weight": (1, 500, 2),
+            "scale": (1, 500),
+        }
+        assert (draws["scale"] > 0).all()
+        np.testing.assert_allclose(np.median(draws["weight"][0], 0), [1, -1], atol=0.3)
+        predicted = posterior.predict(jax.random.key(1), 50, x[:7])
+        assert predicted["y"].shape == (50, 7)
+        assert predicted["double"].shape == (50,)
+        text = str(posterior)
+        assert "bias of clipping" in text
+        assert all(problem in text for problem in posterior.problems)
+
+
+def test_warnings_are_the_problems():
+    # From the optimum on, as a way to it would identify the curvature.
+    result = guided(decay=0.005).run(
+        jax.random.key(0), Y, init_params={"mean_auto_loc": 0.0}, progress_bar=False
+    )
+    with pytest.warns(UserWarning, match="mean_auto_loc: the curvature of 1 of 1 coord"):
+        posterior = result.noise_aware_posterior()
+    assert "more steps" in posterior.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("burn_in", "message"),
+    [
+        (0.95, "the tail must have 100 steps or more in 4 blocks, got 10 in 1 after a burn_in"),
+        (1.5, r"burn_in must be in \[0, 1\], got 1.5"),
+    ],
+)
+def test_refusals(burn_in, message, fitted):
+    with pytest.raises(ValueError, match=message):
+        fitted.noise_aware_posterior(burn_in=burn_in)
+
+
+def test_other_guides_have_no_trace():
+    result = guided(AutoMultivariateNormal).run(
+        jax.random.key(0), Y, num_steps=1, progress_bar=False
+    )
+    assert result.state.trace is None
+    with pytest.raises(ValueError, match="AutoNormal or AutoDiagonalNormal, and the model"):
+        result.noise_aware_posterior()
+
+
+def test_model_with_parameters_has_no_trace():
+    def model(y):
+        mean = numpyro.sample("mean", dist.Normal(numpyro.param("prior", 0.0), 10.0))
+        with numpyro.plate("records", len(y)):
+            numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+
+    svi = DPSVI(model, AutoNormal(model), optax.sgd(0.1 / NUM), mechanism=MECHANISM)
+    result = svi.run(jax.random.key(0), Y, num_steps=1, progress_bar=False)
+    assert result.state.trace is None
+    with pytest.raises(ValueError, match="the model without param sites, got AutoNormal"):
+        result.noise_aware_posterior()
+
+
+@pytest.mark.slow
+def test_intervals_of_runs_cover():
+    """Forty data sets at a noise multiplier of 20."""
+    svi, covered, last = guided(num_steps=STEPS), [], []
+    for repeat in range(40):
+        y = np.random.default_rng(repeat).normal(size=NUM).astype(np.float32)
+        result = svi.run(jax.random.key(repeat), y, progress_bar=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            posterior = result.noise_aware_posterior()
+        draws = posterior.posterior_samples(jax.random.key(1), 2_000)["mean"]
+        low, high = np.quantile(draws, [0.025, 0.975])
+        covered.append(low < 0 < high)
+        last.append(abs(float(result.params["mean_auto_loc"])) < 1.96 * Q_STD)
+    assert_covers(np.array(covered))
+    with pytest.raises(AssertionError):  # power
+        assert_covers(np.array(last))
