@@ -722,7 +722,13 @@ RESULTS = {
             "RegressionStatistics",
         ],
         "bayes.sgmcmc": ["ChainResult", "PosteriorDraw", "RMSProp.average"],
-        "bayes.variational": ["ClippingReport", "DPSVIResult", "DPSVIState"],
+        "bayes.variational": [
+            "ClippingReport",
+            "DPSVIResult",
+            "DPSVIState",
+            "NoiseAwarePosterior",
+            "OptimumFit",
+        ],
         "bdp": [
             "AccountantState",
             "BDPResult",
@@ -826,7 +832,16 @@ NOT_CALLED: dict[str, str] = {
         f"bayes.{name}": "models and arguments are refused in tests/bayes/test_dpsvi_validate.py"
         for name in ["DPSVI", "DPSVI.init", "DPSVI.run"]
     },
-    "bayes.variational.DPSVIResult.posterior_samples": "of a run",
+    **dict.fromkeys(
+        [
+            "bayes.variational.DPSVIResult.posterior_samples",
+            "bayes.variational.DPSVIResult.noise_aware_posterior",
+            "bayes.variational.NoiseAwarePosterior.optimum_samples",
+            "bayes.variational.NoiseAwarePosterior.posterior_samples",
+            "bayes.variational.NoiseAwarePosterior.predict",
+        ],
+        "of a run",
+    ),
     "federated.svi_training": "with a DPSVI",
     **dict.fromkeys(
         [

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,6 @@ import numpy.typing as npt
 from numpyro.distributions.constraints import Constraint
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
 
-from dpjax._typing import ArrayTree
 from dpjax.bayes.variational.model_args import Values
 
 NUM_BLOCKS = 32
@@ -40,16 +39,17 @@ def mean_field_params(
       guide: of numpyro; exactly these types, as a subclass may use its parameters otherwise.
       params: by name; ``None`` is returned too if some are not the guide's.
     """
+    autoguide: Any = guide
     if type(guide) is AutoNormal:
-        locs = tuple(sorted(name for name in params if name.endswith(f"_{guide.prefix}_loc")))
+        locs = tuple(sorted(name for name in params if name.endswith(f"_{autoguide.prefix}_loc")))
     elif type(guide) is AutoDiagonalNormal:
-        locs = (f"{guide.prefix}_loc",)
+        locs = (f"{autoguide.prefix}_loc",)
     else:
         return None
     scales = tuple(name.removesuffix("loc") + "scale" for name in locs)
     if {*locs, *scales} != set(params):
         return None
-    return MeanFieldParams(locs, scales, guide.scale_constraint)
+    return MeanFieldParams(locs, scales, autoguide.scale_constraint)
 
 
 class GradientTrace(NamedTuple):
@@ -61,16 +61,14 @@ class GradientTrace(NamedTuple):
 
     Attributes:
       num_steps: steps recorded, int32.
-      centers: a tree like the parameters, each leaf ``(num_blocks, ...)``: values in the first step
-        of each block.
-      sums: a tree like the parameters, each leaf ``(num_blocks, 5, ...)``: the sums of x, x^2, g,
-        x g and g^2. With the centres this is the size of ``6 * num_blocks`` copies of the
-        parameters, at most 192.
+      centers: by parameter, ``(num_blocks, ...)``: values in the first step of each block.
+      sums: by parameter, ``(num_blocks, 5, ...)``: the sums of x, x^2, g, x g and g^2. With the
+        centres this is the size of ``6 * num_blocks`` copies of the parameters, at most 192.
     """
 
     num_steps: jax.Array
-    centers: ArrayTree
-    sums: ArrayTree
+    centers: dict[str, jax.Array]
+    sums: dict[str, jax.Array]
 
 
 def block_length(num_steps: int) -> int:
@@ -104,7 +102,9 @@ def record_gradient(
       gradient: at ``params``, with noise.
       num_steps: of the planned run.
     """
+    # Past the planned steps there is no block, and JAX leaves out what is written there.
     block, offset = jnp.divmod(trace.num_steps, block_length(num_steps))
+    block = jnp.where(trace.num_steps < num_steps, block, NUM_BLOCKS)
 
     # Parameters relative to the block's first, so that rounding is small beside their variance.
     centers = jax.tree.map(

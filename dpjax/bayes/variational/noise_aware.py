@@ -110,7 +110,7 @@ def fit_optimum(
     half = len(counts) // 2
     first, second = (_half(loc, part) for part in (slice(None, half), slice(half, None)))
     difference = (second.g - slope * second.x) - (first.g - slope * first.x)
-    drift = difference / np.sqrt(variance * (1 / first.count + 1 / second.count))
+    drift = difference / np.sqrt(variance * (1 / first.num_steps + 1 / second.num_steps))
     drift /= np.sqrt(np.maximum(1.0, (squares - drift**2) / (len(counts) - 3)))
 
     # Their slopes.
@@ -142,7 +142,7 @@ def _centered(sums: TailSums, mean_x: Array, mean_g: Array) -> tuple[Array, Arra
 
 
 class _Half(NamedTuple):
-    count: float
+    num_steps: float
     x: Array
     g: Array
     s_xx: Array

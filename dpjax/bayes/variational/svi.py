@@ -235,8 +235,9 @@ class DPSVI:
 
     **Intervals of the guide leave the noise out**, the bias of clipping, and what too few noisy
     steps leave untrained: at epsilon = 1 nominal 90 % intervals covered 15 to 97 % of the true
-    values (see the guide to private inference). Check the coverage of model, clip bound and steps
-    on simulated data; `dpjax.bayes.regression` and `dpjax.bayes.conjugate` include the noise.
+    values (see the guide to private inference). `DPSVIResult.noise_aware_posterior` includes the
+    noise, for `AutoNormal` and `AutoDiagonalNormal`. Check the coverage of model, clip bound and
+    steps on simulated data.
 
     Args:
       model: as numpyro's.
