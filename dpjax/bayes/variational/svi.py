@@ -293,6 +293,9 @@ class DPSVI:
     >>> result = svi.run(jax.random.key(0), 0.5 + jnp.zeros(1000), progress_bar=False)
     >>> round(float(result.params["mean_auto_loc"]), 1), result.certificate(1e-5).epsilon < 4
     (0.5, True)
+    >>> posterior = result.noise_aware_posterior()
+    >>> posterior.posterior_samples(jax.random.key(1), 100)["mean"].shape, posterior.problems
+    ((1, 100), ())
     """
 
     def __init__(
