@@ -59,26 +59,25 @@ class GradientTrace(NamedTuple):
     optimiser was given, both unconstrained. Function of what was released, and of the guide's
     draws, which do not depend on the data.
 
+    Blocks do not depend on the planned number of steps: where all are full, neighbours are merged
+    and blocks are twice as long.
+
     Attributes:
       num_steps: steps recorded, int32.
-      centers: by parameter, ``(num_blocks, ...)``: values in the first step of each block.
-      sums: by parameter, ``(num_blocks, 5, ...)``: the sums of x, x^2, g, x g and g^2. With the
-        centres this is the size of ``6 * num_blocks`` copies of the parameters, at most 192.
+      block_length: steps in a full block, int32.
+      centers: by parameter, ``(32, ...)``: values in the first step of each block.
+      sums: by parameter, ``(32, 5, ...)``: the sums of x, x^2, g, x g and g^2. With the centres
+        this is the size of 192 copies of the parameters.
     """
 
     num_steps: jax.Array
+    block_length: jax.Array
     centers: dict[str, jax.Array]
     sums: dict[str, jax.Array]
 
 
-def block_length(num_steps: int) -> int:
-    """Returns the number of steps in a block, in a run of ``num_steps``."""
-    return -(-num_steps // NUM_BLOCKS)
-
-
-def init_trace(params: Values, num_steps: int) -> GradientTrace:
-    """Returns the trace before the first of ``num_steps`` steps."""
-    num_blocks = -(-num_steps // block_length(num_steps))
+def init_trace(params: Values) -> GradientTrace:
+    """Returns the trace before the first step."""
 
     def zeros(leaf: jax.Array, *axes: int) -> jax.Array:
         dtype = jnp.promote_types(jnp.result_type(leaf), jnp.float32)
@@ -86,25 +85,24 @@ def init_trace(params: Values, num_steps: int) -> GradientTrace:
 
     return GradientTrace(
         jnp.zeros((), jnp.int32),
-        jax.tree.map(lambda leaf: zeros(leaf, num_blocks), params),
-        jax.tree.map(lambda leaf: zeros(leaf, num_blocks, 5), params),
+        jnp.ones((), jnp.int32),
+        jax.tree.map(lambda leaf: zeros(leaf, NUM_BLOCKS), params),
+        jax.tree.map(lambda leaf: zeros(leaf, NUM_BLOCKS, 5), params),
     )
 
 
-def record_gradient(
-    trace: GradientTrace, params: Values, gradient: Values, num_steps: int
-) -> GradientTrace:
-    """Returns the trace with one more step, of a run of ``num_steps``; further ones are left out.
+def record_gradient(trace: GradientTrace, params: Values, gradient: Values) -> GradientTrace:
+    """Returns the trace with one more step.
 
     Args:
       trace: of the steps before.
       params: unconstrained, before the step.
       gradient: at ``params``, with noise.
-      num_steps: of the planned run.
     """
-    # Past the planned steps there is no block, and JAX leaves out what is written there.
-    block, offset = jnp.divmod(trace.num_steps, block_length(num_steps))
-    block = jnp.where(trace.num_steps < num_steps, block, NUM_BLOCKS)
+    # Make room.
+    is_full = trace.num_steps == NUM_BLOCKS * trace.block_length
+    trace = jax.lax.cond(is_full, merge_blocks, lambda trace: trace, trace)
+    block, offset = jnp.divmod(trace.num_steps, trace.block_length)
 
     # Parameters relative to the block's first, so that rounding is small beside their variance.
     centers = jax.tree.map(
@@ -118,7 +116,31 @@ def record_gradient(
         return sums.at[block].add(jnp.stack([x, x * x, g, x * g, g * g]))
 
     sums = jax.tree.map(add, trace.sums, centers, params, gradient)
-    return GradientTrace(trace.num_steps + 1, centers, sums)
+    return trace._replace(num_steps=trace.num_steps + 1, centers=centers, sums=sums)
+
+
+def merge_blocks(trace: GradientTrace) -> GradientTrace:
+    """Returns a full trace with each two neighbouring blocks in one, of twice the length."""
+
+    def merge(sums: jax.Array, centers: jax.Array) -> jax.Array:
+        first, second = sums[0::2], sums[1::2]
+
+        # The second block's sums about the first's centre.
+        shift, count = centers[1::2] - centers[0::2], trace.block_length
+        x, xx, g, xg, gg = jnp.moveaxis(second, 1, 0)
+        moved = [x + count * shift, xx + 2 * shift * x + count * shift**2, g, xg + shift * g, gg]
+
+        return pad(first + jnp.stack(moved, 1))
+
+    def pad(half: jax.Array) -> jax.Array:
+        return jnp.concatenate([half, jnp.zeros_like(half)])
+
+    return GradientTrace(
+        trace.num_steps,
+        2 * trace.block_length,
+        jax.tree.map(lambda centers: pad(centers[0::2]), trace.centers),
+        jax.tree.map(merge, trace.sums, trace.centers),
+    )
 
 
 class TailSums(NamedTuple):
@@ -143,16 +165,15 @@ class TailSums(NamedTuple):
     gg: npt.NDArray[np.float64]
 
 
-def tail_sums(trace: GradientTrace, num_steps: int, burn_in: float) -> dict[str, TailSums]:
+def tail_sums(trace: GradientTrace, burn_in: float) -> dict[str, TailSums]:
     """Returns the sums over the tail of a trace, by parameter.
 
     Args:
       trace: of a run.
-      num_steps: of the planned run, which its blocks are of.
       burn_in: share of the recorded steps that are left out, rounded up to whole blocks.
     """
     # Whole blocks, the last one perhaps unfinished.
-    length, done = block_length(num_steps), min(int(trace.num_steps), num_steps)
+    length, done = int(trace.block_length), int(trace.num_steps)
     first, last = math.ceil(burn_in * done / length), -(-done // length)
     counts = np.minimum(length, done - length * np.arange(first, last)).astype(float)
 

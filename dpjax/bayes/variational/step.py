@@ -200,7 +200,7 @@ class VariationalStep:
         # What a noise-aware posterior is computed from.
         trace = state.trace
         if trace is not None:
-            trace = record_gradient(trace, params, gradient, self.mechanism.num_steps)
+            trace = record_gradient(trace, params, gradient)
 
         state = state._replace(optim_state=optim_state, rng_key=rng_key, trace=trace)
         return state, free_loss

@@ -136,8 +136,8 @@ class DPSVIResult(RunResult):
         four times as much as the optimum is uncertain.
 
         Args:
-          burn_in: share of the steps that are left out, in [0, 1), rounded up to whole blocks (one
-            32nd of the planned steps each).
+          burn_in: share of the steps that are left out, in [0, 1), rounded up to whole blocks, of
+            which there are 17 to 32.
 
         Returns:
           A `NoiseAwarePosterior`, with ``posterior_samples`` and ``predict``. A warning is given
@@ -164,7 +164,7 @@ class DPSVIResult(RunResult):
 
         # The tail of the trace.
         planned = self.svi.mechanism
-        tails = tail_sums(trace, planned.num_steps, burn_in)
+        tails = tail_sums(trace, burn_in)
         counts = tails[names.locs[0]].counts
         if counts.sum() < MIN_TAIL_STEPS or len(counts) < 4:
             raise ValueError(
@@ -376,9 +376,7 @@ class DPSVI:
             self.mechanism.sampling.init(sampler_key),
             self.mechanism.noise(noise_key).init(params),
             seeded_flag(key),
-            init_trace(params, self.mechanism.num_steps)
-            if mean_field_params(self.guide, params)
-            else None,
+            init_trace(params) if mean_field_params(self.guide, params) else None,
         )
 
         # All processes of `jax.distributed` must make the same run.
