@@ -23,6 +23,7 @@ from dpjax.bayes.variational.gradient_trace import (
     NUM_BLOCKS,
     MeanFieldParams,
     init_trace,
+    mean_field_params,
     record_gradient,
     tail_sums,
 )
@@ -444,8 +445,15 @@ def test_other_guides_have_no_trace():
         jax.random.key(0), Y, num_steps=1, progress_bar=False
     )
     assert result.state.trace is None
-    with pytest.raises(ValueError, match="AutoNormal or AutoDiagonalNormal, and the model"):
+    with pytest.raises(ValueError, match="AutoNormal or AutoDiagonalNormal of at most 20,000"):
         result.noise_aware_posterior()
+
+
+@pytest.mark.parametrize(("size", "is_kept"), [(10_000, True), (10_001, False)])
+def test_large_guides_have_no_trace(size, is_kept):
+    params = {"mean_auto_loc": jnp.zeros(size), "mean_auto_scale": jnp.ones(size)}
+    guide = AutoNormal(lambda: None)
+    assert (mean_field_params(guide, params) is not None) == is_kept
 
 
 def test_model_with_parameters_has_no_trace():

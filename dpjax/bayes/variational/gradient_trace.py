@@ -14,6 +14,8 @@ from numpyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
 from dpjax.bayes.variational.model_args import Values
 
 NUM_BLOCKS = 32
+# Of a guide whose gradients are recorded: a trace is as large as 192 copies of its parameters.
+MAX_PARAMETERS = 20_000
 
 
 class MeanFieldParams(NamedTuple):
@@ -37,8 +39,11 @@ def mean_field_params(
 
     Args:
       guide: of numpyro; exactly these types, as a subclass may use its parameters otherwise.
-      params: by name; ``None`` is returned too if some are not the guide's.
+      params: by name; ``None`` is returned too if some are not the guide's, or if they have more
+        than `MAX_PARAMETERS` entries.
     """
+    if sum(jnp.size(leaf) for leaf in jax.tree.leaves(params)) > MAX_PARAMETERS:
+        return None
     autoguide: Any = guide
     if type(guide) is AutoNormal:
         locs = tuple(sorted(name for name in params if name.endswith(f"_{autoguide.prefix}_loc")))

@@ -71,7 +71,8 @@ class DPSVIState(NamedTuple):
       noise: state of the noise, which counts the releases.
       seeded: whether the key that the state was made from looks like ``jax.random.key(seed)``.
       trace: sums of the noisy gradients, for `DPSVIResult.noise_aware_posterior`; ``None`` unless
-        the guide is `AutoNormal` or `AutoDiagonalNormal`, and the model has no parameters.
+        the guide is `AutoNormal` or `AutoDiagonalNormal`, of at most 20,000 parameters, and the
+        model has none.
     """
 
     optim_state: PyTree

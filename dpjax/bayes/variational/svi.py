@@ -20,7 +20,12 @@ from dpjax._html_tables import leaf_table
 from dpjax._typing import PRNGKey, PyTree
 from dpjax.bayes._data_tree import Draws, make_data_tree
 from dpjax.bayes.variational.elbo import ELBOTerms
-from dpjax.bayes.variational.gradient_trace import init_trace, mean_field_params, tail_sums
+from dpjax.bayes.variational.gradient_trace import (
+    MAX_PARAMETERS,
+    init_trace,
+    mean_field_params,
+    tail_sums,
+)
 from dpjax.bayes.variational.model_args import (
     ArgsAndKwargs,
     ModelArgs,
@@ -147,8 +152,8 @@ class DPSVIResult(RunResult):
           Post-processing of what the run released: no further cost.
 
         Raises:
-          ValueError: a guide other than `AutoNormal` and `AutoDiagonalNormal`, a model with
-            parameters, or too few steps.
+          ValueError: a guide other than `AutoNormal` and `AutoDiagonalNormal` or with more than
+            20,000 parameters, of which no trace is kept; a model with parameters, or too few steps.
 
         Source: Alrawajfeh, Jälkö, Honkela (2025), "Noise-aware differentially private variational
         inference", Section 3, with conjugacy in the place of their MCMC and Laplace approximation;
@@ -157,8 +162,10 @@ class DPSVIResult(RunResult):
         names, trace = mean_field_params(self.svi.guide, self.params), self.state.trace
         if names is None or trace is None:
             raise ValueError(
-                "guide must be AutoNormal or AutoDiagonalNormal, and the model without param"
-                f" sites, got {type(self.svi.guide).__name__} with parameters {list(self.params)}"
+                f"guide must be AutoNormal or AutoDiagonalNormal of at most {MAX_PARAMETERS:,}"
+                " parameters, and the model without param sites, got"
+                f" {type(self.svi.guide).__name__} with parameters of shapes"
+                f" {jax.tree.map(jnp.shape, self.params)}"
             )
         check_share("burn_in", burn_in)
 
