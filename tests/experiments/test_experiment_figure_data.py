@@ -22,8 +22,8 @@ from experiments.lib.registry import MODULES, Record, load_experiments
 # of a ".setting=value", that have both values. "-" is an axis that is only a position, and "points"
 # the next column of the points of x. A value may be "1 - " another, or divided by another.
 CURVES = """
-gdp.mnist accuracy 0 | row 1: σ = 1.3 | 1 > series > accuracy % by epoch > 0 | points
-gdp.mnist accuracy 0 | row 6: σ = 0.5 | 6 > series > accuracy % by epoch > 0 | points
+gdp.mnist accuracy 0 | 1 | 1 > series > accuracy % by epoch > 0 | points
+gdp.mnist accuracy 5 | 6 | 6 > series > accuracy % by epoch > 0 | points
 gdp.mnist epsilon 0 | MA ε | - | * > measured > MA ε / * > certified > ε, published epochs
 gdp.mnist epsilon 0 | CLT ε | - | * > measured > CLT ε / * > certified > ε, published epochs
 gdp.adult training 0 | NoisySGD | NoisySGD > series > accuracy % by epoch, each seed > mean > 0 | points

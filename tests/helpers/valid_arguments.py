@@ -374,6 +374,10 @@ VALUES: dict[str, Any] = {
     "parameters": np.array([0.25, 0.5]),
     "probability": 0.5,
     "num_samples": 3,
+    "bayes.augmentation.gibbs_kernel: model": lambda: model,
+    "bayes.augmentation.gibbs_kernel: mechanism": lambda: dpjax.Laplace(bound_of("l1"), scale=4.0),
+    "bayes.augmentation.gibbs_kernel: statistic": lambda: lambda sites: sites["x"],
+    "plate": "records",
     "bayes.conjugate.SufficientStatisticsMechanism: mechanism": lambda: (
         statistic_release().mechanism
     ),

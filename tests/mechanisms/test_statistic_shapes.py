@@ -23,6 +23,7 @@ from dpjax.mechanisms import (
     Gaussian,
     Laplace,
     NoisyMax,
+    PermuteAndFlip,
     SubsampledGaussian,
     SumPart,
 )
@@ -48,7 +49,7 @@ UNIT = regression.RegressionBounds(x_norm_bound=1.0, y_bound=1.0)
 BY_NORM = {
     "l1": (Laplace, DiscreteLaplace),
     "l2": (Gaussian, DiscreteGaussian),
-    "linf": (NoisyMax, ExponentialMechanism),
+    "linf": (NoisyMax, ExponentialMechanism, PermuteAndFlip),
 }
 SCALAR_LIKE = [AGES, AGES[:, None], AGES[:1], [31, 47], {"a": 1, "b": 2}, [AGES, 2], []]
 VECTOR_LIKE = [AGES, AGES[0], AGES[:3, None], AGES[None, :3], [31, 47, 25], (AGES[:3], 4)]
