@@ -184,19 +184,19 @@ def test_coverage_of_bins_is_nominal_from_zero_records_upwards(noise_std):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("adjacency", ["replace_one", "zero_out", "add_remove"])
-@pytest.mark.parametrize("num_examples", [100, 300, 1_000, 3_000, 10_000])
+@pytest.mark.parametrize("num_examples", [100, 1_000, 10_000])
 @pytest.mark.parametrize("population", POPULATIONS)
 def test_intervals_cover(population, num_examples, adjacency, fast_noise):
-    """With 4 standard deviations of slack, 1.2 %: one of the 600 fails by chance in 4 % of runs.
+    """With 4 standard deviations of slack, 6 %: one of the 360 fails by chance in 2 % of runs.
 
     The variance of 100 records covers in up to 95 %.
     """
     largest = 0.95 if num_examples == 100 else LARGEST
     for asked in queries():
-        found = coverages(asked, POPULATIONS[population], num_examples, 1000, adjacency=adjacency)
+        found = coverages(asked, POPULATIONS[population], num_examples, 400, adjacency=adjacency)
         for (label, entry), share in found.items():
             most = largest if label == "variance of 0" else LARGEST
-            assert LEAST - slack(1000, 4) < share < most + slack(1000, 4), (label, entry)
+            assert LEAST - slack(400, 4) < share < most + slack(400, 4), (label, entry)
 
 
 @pytest.mark.slow
@@ -204,7 +204,7 @@ def test_intervals_cover(population, num_examples, adjacency, fast_noise):
 @pytest.mark.parametrize("population", JOINT)
 def test_intervals_of_regressions_cover(population, num_examples, fast_noise):
     """With 4 standard deviations of slack; of 100 records most intervals have no end."""
-    found = coverages(pairs(), JOINT[population], num_examples, 1000)
+    found = coverages(pairs(), JOINT[population], num_examples, 400)
     for name, share in found.items():
-        assert LEAST - slack(1000, 4) < share, name
-        assert share < LARGEST + slack(1000, 4) or num_examples == 100, name
+        assert LEAST - slack(400, 4) < share, name
+        assert share < LARGEST + slack(400, 4) or num_examples == 100, name
