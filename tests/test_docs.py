@@ -1,6 +1,7 @@
 """The documentation covers every public name, and its Python runs as printed."""
 
 import contextlib
+import importlib
 import inspect
 import re
 import shutil
@@ -94,7 +95,7 @@ def test_benchmark_tables_render_saved_results(tmp_path):
 
 
 def test_reference_lists_names_in_the_order_of_use(monkeypatch):
-    training = sys.modules["dpjax.training"]
+    training = importlib.import_module("dpjax.training")
     monkeypatch.setattr(member_order, "FIRST", {"dpjax.training": "train Budget"})
     monkeypatch.setattr(training, "__all__", ["ArraySource", "Budget", "Report", "train"])
     member_order.sort_by_use()
