@@ -1,4 +1,4 @@
-"""Epsilon and delta of an event by named accountants; which is certified, and lower bounds.
+"""Accountants: certified epsilon and delta of an event by RDP, PLD and others, with lower bounds.
 
 **Privacy loss distributions.** How fine the grid of losses must be depends on one step, not on the
 total: rounding adds a twelfth of the squared interval to a variance, so it does no harm where the

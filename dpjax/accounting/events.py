@@ -107,7 +107,7 @@ class AtomicEvent:
 
     @property
     def sensitivity_factor(self) -> int:
-        """The sensitivity in clip bounds."""
+        """Sensitivity of the sum over the clip bound: 2 under replace-one, else 1."""
         return sensitivity_factor(self.accounting_adjacency)
 
     @property

@@ -147,7 +147,7 @@ def distinct_directions(atoms: AtomicEvents) -> tuple[Direction, ...]:
 def lower_profiles(
     atoms: AtomicEvents, direction: Direction, slack: float, eta: float
 ) -> Iterator[LowerProfile]:
-    """Yields lower profiles of all ``atoms`` in one direction, one for each pair of neighbours.
+    """Yields lower bounds on delta(epsilon) of a composition, one for each pair of neighbours.
 
     The pair is the same at every repetition of a release; see ``compose_lower_profile``.
     """

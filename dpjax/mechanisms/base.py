@@ -126,7 +126,7 @@ class Composition(Mechanism):
         )
 
     def with_privacy_factor(self, factor: float) -> Self:
-        """Returns the composition of the mechanisms with their noise times ``factor``."""
+        """Returns the composition of the mechanisms with their noise multiplied by ``factor``."""
         check_positive("factor", factor)
         scaled = tuple(mechanism.with_privacy_factor(factor) for mechanism in self.mechanisms)
         return dataclasses.replace(self, mechanisms=scaled)

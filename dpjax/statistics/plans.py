@@ -35,7 +35,7 @@ _SIZE_WEIGHT = 0.25
 
 @dataclass(frozen=True)
 class StatisticsPlan(Mechanism):
-    """Queries with their noise: what a release of them guarantees, before there is any data.
+    """Mechanism of several queries with one privacy budget, made without the data.
 
     Attributes:
       queries: as `plan` groups them: moments of one column with the same bounds are one query.

@@ -414,7 +414,7 @@ class DrawIndices(NamedTuple):
 
 
 class PrefetchedDraw(NamedTuple):
-    """A draw of records in a buffer: in a step on a `Stream` the state of the sampler.
+    """Indices into a prefetch buffer of the records of one draw, for a step on a `Stream`.
 
     There is one buffer for each part of a physical batch's rows.
 

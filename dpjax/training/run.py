@@ -191,7 +191,7 @@ class TrainingData(abc.ABC, Generic[_DataT_co]):
 
     @abc.abstractmethod
     def place(self, sharding: MeshSharding | None) -> Self:
-        """Returns the records on the device, or on each device of ``sharding``."""
+        """Returns the data with its arrays placed on the device, or on those of ``sharding``."""
 
     @abc.abstractmethod
     def fingerprint(self) -> str:

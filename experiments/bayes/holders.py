@@ -208,7 +208,7 @@ def _with_positive_eigenvalues(matrix: Array) -> Array:
 
 
 class DistributedFit(NamedTuple):
-    """A fit by the protocol, and the noise in its statistics."""
+    """A regression fitted to secret-shared sums of several holders, and the noise in them."""
 
     fit: Fit
     noise_ratio: float  # root mean square over the trusted aggregator's standard deviations

@@ -22,18 +22,33 @@ from experiments.benchmarks.methods import import_error
 Array = npt.NDArray[np.float64]
 
 
+class Task(NamedTuple):
+    """A quantile to be released.
+
+    Attributes:
+      values: of the records, sorted.
+      grid: of candidates, sorted; its ends are the bounds.
+      probability: of the quantile.
+      epsilon: of one release.
+    """
+
+    values: Array
+    grid: Array
+    probability: float
+    epsilon: float
+
+
 class Method(NamedTuple):
     """A private quantile.
 
     Attributes:
       library: that it needs.
-      release: from sorted values, the grid, the probability, epsilon, a generator and a number of
-        releases to released values.
+      release: from a task, a generator and a number of releases to released values.
       num_releases: of each data set.
     """
 
     library: str
-    release: Callable[[Array, Array, float, float, np.random.Generator, int], Array]
+    release: Callable[[Task, np.random.Generator, int], Array]
     num_releases: int
 
 
@@ -89,103 +104,79 @@ def rank_error(
     errors = []
     for _ in range(num_datasets):
         values = np.sort(np.clip(draw(records, num_examples), 0.0, high))
-        released = method.release(values, grid, probability, epsilon, noise, method.num_releases)
+        task = Task(values, grid, probability, epsilon)
+        released = method.release(task, noise, method.num_releases)
         errors += rank_distances(values, np.sort(released), probability, 0.0).tolist()
     return float(np.mean(errors))
 
 
-def permute_and_flip(
-    values: Array,
-    grid: Array,
-    probability: float,
-    epsilon: float,
-    rng: np.random.Generator,
-    num_releases: int,
-) -> Array:
+def permute_and_flip(task: Task, rng: np.random.Generator, num_releases: int) -> Array:
     """`dpjax.PermuteAndFlip` by its noise, with numpy's generator in place of the exact sampler."""
-    utilities = -rank_distances(values, grid, probability, 0.0)
-    noise = rng.exponential(2 / epsilon, (num_releases, len(grid)))
-    return grid[(utilities + noise).argmax(axis=1)]
+    noise = rng.exponential(2 / task.epsilon, (num_releases, len(task.grid)))
+    return select_largest(task, noise)
 
 
-def exponential(
-    values: Array,
-    grid: Array,
-    probability: float,
-    epsilon: float,
-    rng: np.random.Generator,
-    num_releases: int,
-) -> Array:
+def exponential(task: Task, rng: np.random.Generator, num_releases: int) -> Array:
     """`dpjax.ExponentialMechanism` by its noise, with numpy's generator."""
-    utilities = -rank_distances(values, grid, probability, 0.0)
-    noise = rng.gumbel(0, 2 / epsilon, (num_releases, len(grid)))
-    return grid[(utilities + noise).argmax(axis=1)]
+    noise = rng.gumbel(0, 2 / task.epsilon, (num_releases, len(task.grid)))
+    return select_largest(task, noise)
 
 
-def binary_search(
-    values: Array,
-    grid: Array,
-    probability: float,
-    epsilon: float,
-    rng: np.random.Generator,
-    num_releases: int,
-) -> Array:
+def select_largest(task: Task, noise: Array) -> Array:
+    """Returns the candidates of the largest noisy utilities, ``(num_releases,)``."""
+    utilities = -rank_distances(task.values, task.grid, task.probability, 0.0)
+    return task.grid[(utilities + noise).argmax(axis=1)]
+
+
+def binary_search(task: Task, rng: np.random.Generator, num_releases: int) -> Array:
     """Halves the grid by a count with Laplace noise, each of an equal share of epsilon."""
-    rounds = math.ceil(math.log2(len(grid)))
-    low, high = np.zeros(num_releases, int), np.full(num_releases, len(grid) - 1)
+    rounds = math.ceil(math.log2(len(task.grid)))
+    low, high = np.zeros(num_releases, int), np.full(num_releases, len(task.grid) - 1)
     for _ in range(rounds):
         middle = (low + high) // 2
-        counts = np.searchsorted(values, grid[middle], side="right")
-        noisy = counts + rng.laplace(0, rounds / epsilon, num_releases)
-        is_below = noisy < probability * len(values)
+        counts = np.searchsorted(task.values, task.grid[middle], side="right")
+        noisy = counts + rng.laplace(0, rounds / task.epsilon, num_releases)
+        is_below = noisy < task.probability * len(task.values)
         low, high = np.where(is_below, middle + 1, low), np.where(is_below, high, middle)
         low = np.minimum(low, high)
-    return grid[low]
+    return task.grid[low]
 
 
-def opendp_quantile(
-    values: Array,
-    grid: Array,
-    probability: float,
-    epsilon: float,
-    rng: np.random.Generator,
-    num_releases: int,
-) -> Array:
+def opendp_quantile(task: Task, rng: np.random.Generator, num_releases: int) -> Array:
     """OpenDP with a known number of records: a replacement has distance two."""
     import opendp.prelude as dp
 
     del rng
     dp.enable_features("contrib")
-    bounds = (float(grid[0]), float(grid[-1]))
-    domain = dp.vector_domain(dp.atom_domain(bounds=bounds, nan=False), size=len(values))
+    bounds = (float(task.grid[0]), float(task.grid[-1]))
+    domain = dp.vector_domain(dp.atom_domain(bounds=bounds, nan=False), size=len(task.values))
     measurement = dp.m.make_private_quantile(
         domain,
         dp.symmetric_distance(),
         dp.max_divergence(),
-        grid.tolist(),
-        float(probability),
-        2 / epsilon,
+        task.grid.tolist(),
+        float(task.probability),
+        2 / task.epsilon,
     )
-    assert abs(measurement.map(2) / epsilon - 1) < 1e-6
-    return np.array([measurement(values.tolist()) for _ in range(num_releases)])
+    assert abs(measurement.map(2) / task.epsilon - 1) < 1e-6
+    return np.array([measurement(task.values.tolist()) for _ in range(num_releases)])
 
 
-def diffprivlib_quantile(
-    values: Array,
-    grid: Array,
-    probability: float,
-    epsilon: float,
-    rng: np.random.Generator,
-    num_releases: int,
-) -> Array:
+def diffprivlib_quantile(task: Task, rng: np.random.Generator, num_releases: int) -> Array:
     """diffprivlib, which selects from the intervals between records by their lengths."""
     from diffprivlib.tools import quantile
 
-    bounds = (float(grid[0]), float(grid[-1]))
+    bounds = (float(task.grid[0]), float(task.grid[-1]))
     seeds = rng.integers(2**31, size=num_releases).tolist()
     return np.array(
         [
-            quantile(values, probability, epsilon=epsilon, bounds=bounds, random_state=seed)
+            quantile(
+                task.values,
+                task.probability,
+                epsilon=task.epsilon,
+                bounds=bounds,
+                random_state=seed,
+            )
             for seed in seeds
         ]
     )

@@ -1,4 +1,4 @@
-"""The table of data sets: their files, how they are read, and what stands in for them.
+"""Table of the data sets: files, reading functions and stand-in data.
 
 ``registry.txt`` holds the checksums and addresses of the files.
 """

@@ -81,7 +81,7 @@ class Settings:
 
     @property
     def published(self) -> dpjax.SubsampledGaussian:
-        """The mechanism on 60,000 images and for the published epochs."""
+        """The DP-SGD mechanism with the published settings: 60,000 images, all epochs."""
         return self.mechanism(PUBLISHED_SIZE, self.published_epochs)
 
 

@@ -33,7 +33,7 @@ class Publication(NamedTuple):
 
 
 def publication_path(folder: Path, name: str, profile: str) -> Path:
-    """Returns the path of the committed records.
+    """Returns the path of the JSON file with an experiment's committed results.
 
     >>> publication_path(Path("docs"), "gdp_mnist", "quick").name
     'gdp_mnist_quick.json'

@@ -322,7 +322,7 @@ class PlainSettings:
 
 
 def plain_rows(num_train: int, num_test: int) -> dict[str, Values]:
-    """Returns the settings of the rows without privacy, by name."""
+    """Returns the settings of the non-private baselines, by name of their row."""
     plain = PlainSettings(_DATA, num_train, num_test)
     shifted = dataclasses.replace(plain, shift=_SHIFT)
     rows = {

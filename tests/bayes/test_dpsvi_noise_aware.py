@@ -440,6 +440,13 @@ def test_refusals(burn_in, message, fitted):
         fitted.noise_aware_posterior(burn_in=burn_in)
 
 
+def test_trace_with_steps_past_the_planned_ones_is_refused(fitted):
+    past = fitted.svi.mechanism.num_steps + 1
+    result = fitted.svi.run(jax.random.key(0), Y, num_steps=past, progress_bar=False)
+    with pytest.raises(ValueError, match="finite gradients, got NaN or infinity"):
+        result.noise_aware_posterior()
+
+
 def test_other_guides_have_no_trace():
     result = guided(AutoMultivariateNormal).run(
         jax.random.key(0), Y, num_steps=1, progress_bar=False

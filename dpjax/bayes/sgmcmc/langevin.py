@@ -306,7 +306,7 @@ class Langevin(Mechanism):
 
     @property
     def gaussian(self) -> SubsampledGaussian:
-        """One chain's mechanism, for `private_step` and `train` with ``optimizer``."""
+        """The subsampled Gaussian mechanism of one chain, for `private_step` and `train`."""
         noises = self.noise_multipliers
         first = float(noises[0])
         noise = first if (noises == first).all() else tuple(noises.tolist())

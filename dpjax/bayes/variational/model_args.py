@@ -58,7 +58,7 @@ class ModelArgsSpec(NamedTuple):
         return jax.tree.unflatten(self.treedef, [next(leaves[kind]) for kind in self.kinds])
 
     def constant_records(self, count: int, value: float = 0.0) -> list[jax.Array]:
-        """Returns ``count`` records with every entry ``value``: independent of the data."""
+        """Returns ``count`` synthetic records, whose entries are all ``value``."""
         return [jnp.full((count, *leaf.shape), value, leaf.dtype) for leaf in self.record]
 
     def constant_args(self, arrays: Leaves, value: float = 0.0) -> ArgsAndKwargs:

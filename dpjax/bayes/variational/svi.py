@@ -1,4 +1,4 @@
-"""``DPSVI``: differentially private stochastic variational inference for numpyro's models."""
+"""Differentially private stochastic variational inference (`DPSVI`) for numpyro models."""
 
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -153,7 +153,8 @@ class DPSVIResult(RunResult):
 
         Raises:
           ValueError: a guide other than `AutoNormal` and `AutoDiagonalNormal` or with more than
-            20,000 parameters, of which no trace is kept; a model with parameters, or too few steps.
+            20,000 parameters, of which no trace is kept; a model with parameters, too few steps, or
+            gradients that are not finite.
 
         Source: Alrawajfeh, Jälkö, Honkela (2025), "Noise-aware differentially private variational
         inference", Section 3, with conjugacy in the place of their MCMC and Laplace approximation;
@@ -173,6 +174,11 @@ class DPSVIResult(RunResult):
         planned = self.svi.mechanism
         tails = tail_sums(trace, burn_in)
         counts = tails[names.locs[0]].counts
+        if not all(np.isfinite(sums.gg).all() for sums in tails.values()):
+            raise ValueError(
+                "the trace must have finite gradients, got NaN or infinity: the run has diverged,"
+                f" or has steps past the {self.svi.mechanism.num_steps} of its mechanism"
+            )
         if counts.sum() < MIN_TAIL_STEPS or len(counts) < 4:
             raise ValueError(
                 f"the tail must have {MIN_TAIL_STEPS} steps or more in 4 blocks, got"

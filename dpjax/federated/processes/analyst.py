@@ -110,7 +110,7 @@ class Analyst:
         return Status(self._round, summed=self.agreed)
 
     def attempt(self, call: Call, *, waiting_over: bool) -> Result | None:
-        """Returns the result, or ``None`` where nodes or holders are missing.
+        """Tries to end the round; returns its result, or ``None`` where parties are missing.
 
         Once ``waiting_over``, a sum without some of the holders may be opened. ProtocolError: so
         many nodes refuse that the round cannot end with a result.

@@ -82,7 +82,7 @@ class Node:
 
     @property
     def status(self) -> Status:
-        """State of the node's round."""
+        """Number of the node's current round, and the holders whose shares it has received."""
         with self._busy:
             number = self.round_number
             over = number == self._plan.mechanism.num_rounds

@@ -78,13 +78,15 @@ def test_load_data_refuses_other_bytes(
 
 @pytest.mark.parametrize(
     ("name", "number"),
-    [(n, i) for n, f in ALL if f == 0 for i in range(len(FORMS[n][0].contents))],
+    [
+        (n, i)
+        for n, f in ALL
+        if f == 0 and len(FORMS[n][0].contents) > 1
+        for i in range(len(FORMS[n][0].contents))
+    ],
 )
 def test_load_data_names_a_missing_raw_file(places: Any, put: Any, name: str, number: int) -> None:
-    contents = FORMS[name][0].contents
-    if len(contents) == 1:
-        pytest.skip("it is one file")
-    missing = list(contents)[number]
+    missing = list(FORMS[name][0].contents)[number]
     (put(places.data, name) / missing).unlink()
     with pytest.raises(FileNotFoundError, match=rf"holds only a part of .*: {missing} missing"):
         load_data(name)
