@@ -177,10 +177,13 @@ def compose_lower_profile(steps: Steps, slack: float, eta: float) -> LowerProfil
     hoeffding = math.sqrt(num_steps / 2 * math.log(1 / eta))
     finest = max(slack / hoeffding, (high - low) / _MOST_CELLS)
 
-    # The coarsest lattice on which the rounding errors are as small.
+    # The coarsest lattice on which the rounding errors are as small. Its interval is a number of
+    # few digits: the bound depends on the place of every loss in its cell, and would otherwise
+    # follow the last digits of exp and log, which differ between processors.
     interval = min(_INTERVAL * sum_deviation(nodes) / math.sqrt(num_steps), _COARSEST_INTERVAL)
+    finest = _rounded_down(finest)
     while True:
-        interval = max(interval, finest)
+        interval = max(_rounded_down(interval), finest)
         merged = [(*step.merged(interval), count) for step, count in steps]
         errors = [(-left, masses, count) for _, masses, left, count in merged]
         error = chernoff_upper_end(errors, math.log(1 / eta))
@@ -206,6 +209,12 @@ def compose_lower_profile(steps: Steps, slack: float, eta: float) -> LowerProfil
     margin = 5 * eta + TRANSFORM_ROUNDING * (num_steps + len(steps))
     error += _QUADRATURE * interval * num_steps
     return LowerProfile(losses[start:], masses[start:], error, margin)
+
+
+def _rounded_down(interval: float) -> float:
+    """Returns the largest number of five binary digits that is at most ``interval``."""
+    mantissa, exponent = math.frexp(interval)
+    return math.ldexp(math.floor(mantissa * 32) / 32, exponent)
 
 
 def _sum_mean(releases: Releases) -> float:

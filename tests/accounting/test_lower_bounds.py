@@ -150,6 +150,25 @@ def test_lower_profile_margin_covers_transform_rounding():
     assert np.all(profile.delta(epsilons) <= gdp.delta(1.0, epsilons))
 
 
+def _spread_by_rounding():
+    """How far epsilon moves, relatively, with the ninth digit of the slack."""
+    steps = [(laplace._loss_distribution(4.0, 1.0, "remove"), 1)]
+    epsilons = [
+        compose_lower_profile(steps, 3e-3 * (1 + change), ETA).epsilon(DELTA)
+        for change in (0.0, 1e-9, -1e-9)
+    ]
+    return np.ptp(epsilons) / epsilons[0]
+
+
+def test_lower_profile_does_not_follow_rounding():
+    assert _spread_by_rounding() < 1e-8
+
+
+def test_power_lower_profile_with_intervals_of_all_digits(monkeypatch):
+    monkeypatch.setattr(lower_bounds, "_rounded_down", lambda interval: interval)
+    assert _spread_by_rounding() > 1e-6
+
+
 def test_lower_profile_of_too_many_cells(monkeypatch):
     monkeypatch.setattr(lower_bounds, "_MOST_CELLS", 500)
     profile = _gaussians((0.3,) * 9, slack=1e-6)
