@@ -58,6 +58,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
     cut: set[str] = set()
     monkeypatch.setattr(_Handler, "cut", cut)
     handler = partial(_Handler, directory=str(folders[3]))
+    gc.freeze()  # so that the collection below looks at what this test has made
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -79,6 +80,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
         server.shutdown()
         thread.join()
     gc.collect()  # answers that pooch has left open: in this test, not in the next
+    gc.unfreeze()
 
 
 @pytest.fixture
