@@ -327,9 +327,14 @@ def svi_training(
       The parameters of every round are released, at the cost that ``svi.mechanism`` certifies.
 
     Raises:
-      ValueError: as `DPSVI.init`.
+      ValueError: as `DPSVI.init`; with ``gradient="aligned"``.
     """
     key = as_key(key)
+    if svi.gradient != "plain":
+        raise ValueError(
+            f'svi must have gradient="plain", got {svi.gradient!r}: holders send a sum of the size'
+            " of the parameters"
+        )
 
     # Shapes alone: starting values do not depend on records.
     def blank(num_examples: int) -> dict[str, Any]:

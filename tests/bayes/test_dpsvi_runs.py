@@ -331,16 +331,17 @@ FEATURES = np.random.default_rng(0).normal(size=(107, 4)).astype(np.float32)
 LABELS = (FEATURES[:, 0] > 0).astype(np.float32)
 
 
-def on_mesh(guide, sharding):
+def on_mesh(guide, sharding, gradient="plain"):
     mechanism = replace(MECHANISM, sampling=PoissonSampling(107, 0.3))
     optim = optax.adam(0.05)
-    return DPSVI(logistic, guide(logistic), optim, mechanism=mechanism, sharding=sharding)
+    fields = {"mechanism": mechanism, "sharding": sharding, "gradient": gradient}
+    return DPSVI(logistic, guide(logistic), optim, **fields)
 
 
-def run_on_mesh(guide, sharding=None, split=False):
+def run_on_mesh(guide, sharding=None, split=False, gradient="plain"):
     data = {"x": FEATURES, "y": LABELS}
     data = split_records(data, sharding) if split else data
-    svi = on_mesh(guide, sharding)
+    svi = on_mesh(guide, sharding, gradient)
     return svi.run(jax.random.key(1), data["x"], data["y"], progress_bar=False)
 
 
@@ -354,16 +355,18 @@ TWO_BY_FOUR = MeshSharding(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("guide", "sharding", "split"),
+    ("guide", "sharding", "split", "gradient"),
     [
-        (AutoNormal, EIGHT, True),
-        (AutoNormal, TWO_BY_FOUR, False),
-        (AutoMultivariateNormal, EIGHT, True),
-        (AutoMultivariateNormal, TWO_BY_FOUR, True),
+        (AutoNormal, EIGHT, True, "plain"),
+        (AutoNormal, TWO_BY_FOUR, False, "plain"),
+        (AutoMultivariateNormal, EIGHT, True, "plain"),
+        (AutoMultivariateNormal, TWO_BY_FOUR, True, "plain"),
+        (AutoNormal, TWO_BY_FOUR, True, "aligned"),
     ],
 )
-def test_run_on_a_mesh_is_that_of_one_device(guide, sharding, split):
-    found, expected = run_on_mesh(guide, sharding, split), run_on_mesh(guide)
+def test_run_on_a_mesh_is_that_of_one_device(guide, sharding, split, gradient):
+    expected = run_on_mesh(guide, gradient=gradient)
+    found = run_on_mesh(guide, sharding, split, gradient)
     chex.assert_trees_all_close(found.params, expected.params, rtol=1e-7, atol=2e-6)
     np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-4)
 

@@ -71,15 +71,22 @@ class OptimumFit(NamedTuple):
 
 
 def fit_optimum(
-    loc: TailSums, scale: TailSums, noise_variance: float, scale_constraint: Constraint
+    loc: TailSums,
+    scale: TailSums,
+    noise_variance: float,
+    scale_constraint: Constraint,
+    *,
+    aligned: bool = False,
 ) -> OptimumFit:
     """Returns the posterior of slope and mean gradient of each coordinate, by conjugacy.
 
     Args:
       loc: sums of the guide's means.
       scale: sums of its unconstrained standard deviations, of the same shapes.
-      noise_variance: of the DP noise on the gradient of one step.
+      noise_variance: of the DP noise on the gradient of one step by the means.
       scale_constraint: support of the standard deviations.
+      aligned: whether gradients of scales are T' u times those of the means, u standard normal: so
+        is their noise, which has mean zero given that of the means.
     """
     counts = loc.counts.reshape(-1, *[1] * (loc.x.ndim - 1))
     num_steps = loc.counts.sum()
@@ -95,7 +102,8 @@ def fit_optimum(
     s, slope_of_t = _constrain(scale_constraint, scale.center + scale.x / counts)
     design, response = s * slope_of_t, scale.g / counts + slope_of_t / s
     within = (scale.gg - scale.g**2 / counts).sum(0) / (num_steps - len(counts))
-    scale_variance = np.maximum(noise_variance, within)
+    factor = (slope_of_t**2).mean(0) if aligned else 1.0
+    scale_variance = np.maximum(factor * noise_variance, within)
     precision = s_xx / variance + (counts * design**2).sum(0) / scale_variance
     weighted = s_xg / variance + (counts * design * response).sum(0) / scale_variance
     slope = weighted / precision

@@ -7,18 +7,28 @@ own (its mean, its row of the factor), so J J^T is diagonal: k = J J^T 1, from o
 and one Jacobian-vector product. In the coordinates phi, where u = u_0 + sqrt(k) phi, a record's
 gradient sqrt(k) g has the norm of J^T g. J^T diag(k)^(-1/2), an isometry, maps the clipped sum back
 to xi; k >= 1, because the derivative of each entry by its own mean is 1.
+
+Aligned gradients: where u is unconstrained and its means are parameters of the guide, g is a
+record's gradient in the means. g alone is clipped and released with noise, and J^T of the noisy sum
+is the gradient in xi: J depends on the released parameters and the draw from the guide, which all
+records share, and not on the data, so that is post-processing.
 """
 
 import functools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from numpyro.infer.autoguide import AutoLowRankMultivariateNormal, AutoMultivariateNormal
+from numpyro.infer.autoguide import (
+    AutoDiagonalNormal,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
 
 from dpjax._typing import (
     ArrayTree,
@@ -46,6 +56,10 @@ from dpjax.transforms.noise import AddGaussianNoiseState
 
 # Exactly these types: a subclass may share parameters between entries.
 _OWN_PARAMETERS = (AutoMultivariateNormal, AutoLowRankMultivariateNormal)
+_WITH_MEANS = (AutoNormal, AutoDiagonalNormal, *_OWN_PARAMETERS)
+
+# Of a record: all that is clipped and released, or that of the guide's means alone.
+Gradient: TypeAlias = Literal["plain", "aligned"]
 
 
 class Optimizer(Protocol):
@@ -112,6 +126,7 @@ class VariationalStep:
       mechanism: sampler, clip bound and noise.
       optim: numpyro's optimiser.
       sharding: of batches and parameters, or ``None`` for one device.
+      gradient: of a record, ``"plain"`` or ``"aligned"``.
       chunks: compiled loops of this step, by the shapes of their arguments.
     """
 
@@ -119,6 +134,7 @@ class VariationalStep:
     mechanism: SubsampledGaussian
     optim: Optimizer
     sharding: MeshSharding | None = None
+    gradient: Gradient = "plain"
     chunks: dict[tuple[Hashable, ...], Chunk[Any, Any]] = field(init=False, default_factory=dict)
 
     @property
@@ -159,6 +175,16 @@ class VariationalStep:
 
         return next_state, (self.scale * info.loss_sum + free_loss, info)
 
+    def released(self, params: Values) -> Values:
+        """Returns the parameters whose clipped gradients are released with noise."""
+        return mean_params(params) if self.gradient == "aligned" else params
+
+    def clipping_space(self, params: Values, arrays: Leaves, key: PRNGKey) -> ClippingSpace:
+        """Returns the coordinates of the clipped gradients of a step that draws with ``key``."""
+        if self.gradient == "aligned":
+            return parameter_space(self.terms, self.released(params), arrays, key, fixed=params)
+        return choose_clipping_space(self.terms, self.mechanism.l2_clip, params, arrays, key)
+
     def clipped_batch_gradient(
         self, state: DPSVIState, sampler: SamplerState, data: StepData
     ) -> tuple[Values, StepInfo, SamplerState]:
@@ -166,13 +192,14 @@ class VariationalStep:
         # The draw from the guide, and the coordinates in which gradients are clipped.
         examples, arrays = data
         _, key = jax.random.split(state.rng_key)
-        params, l2_clip = self.optim.get_params(state.optim_state), self.mechanism.l2_clip
-        space = choose_clipping_space(self.terms, l2_clip, params, arrays, key)
+        space = self.clipping_space(self.optim.get_params(state.optim_state), arrays, key)
 
         # One program for the physical batches of all draws.
         sampling = self.mechanism.sampling
         max_batch_size = sampling.num_static_batches * sampling.physical_batch_size
-        gradient_sum = clipped_grad(space.loss, l2_clip, max_batch_size=max_batch_size)
+        gradient_sum = clipped_grad(
+            space.loss, self.mechanism.l2_clip, max_batch_size=max_batch_size
+        )
         clipped_sum, info, sampler = sum_next_draw(
             gradient_sum, sampling, sampler, space.point, examples, sharding=self.sharding
         )
@@ -189,6 +216,8 @@ class VariationalStep:
         free_loss, free_gradient = jax.value_and_grad(partial(data_free_loss, self.terms))(
             params, arrays, key
         )
+        if self.gradient == "aligned":
+            noisy_sum = align(self.terms, noisy_sum, params, arrays, key)
 
         # The optimiser is given no loss, which is private.
         gradient = jax.tree.map(
@@ -274,13 +303,94 @@ def choose_clipping_space(
     )
 
 
+def mean_params(params: Values) -> Values:
+    """Returns the means among the parameters of a guide that `check_aligned` accepts."""
+    return {name: leaf for name, leaf in params.items() if name.endswith("_loc")}
+
+
+def align(
+    terms: ELBOTerms, noisy_sum: Values, params: Values, arrays: Leaves, key: PRNGKey
+) -> Values:
+    """Returns J^T of a gradient in the means: that in all parameters of the guide.
+
+    Args:
+      terms: of the negative ELBO, whose guide `check_aligned` accepts.
+      noisy_sum: by name of the means.
+      params: unconstrained, of the step.
+      arrays: public arguments of the model.
+      key: of the step's draw from the guide.
+    """
+    autoguide: Any = terms.guide
+
+    # The unconstrained latent variables, by the name of their means.
+    def latents(params: Values) -> Values:
+        sites = trace_guide(terms, params, terms.spec.constant_records(1), arrays, (key, key))
+        others = set(params) - {n for n, site in sites.items() if site["type"] == "param"}
+        if others:
+            raise ValueError(
+                'params must be those of the guide with gradient="aligned", got'
+                f" {sorted(others)} of the model: their gradients do not follow from that in the"
+                " means"
+            )
+        if type(autoguide) is not AutoNormal:
+            name = f"{autoguide.prefix}_loc"
+            return {name: sites[f"_{autoguide.prefix}_latent"]["value"]}
+        values = {}
+        for name in noisy_sum:
+            site = sites[name.removesuffix(f"_{autoguide.prefix}_loc")]
+            before = site["intermediates"]  # the value before each transform
+            values[name] = before[0][0] if before else site["value"]
+        return values
+
+    values, transpose = jax.vjp(latents, params)
+    in_latents = jax.tree.map(lambda leaf, value: leaf.astype(value.dtype), noisy_sum, values)
+    aligned: Values = transpose(in_latents)[0]
+    return aligned
+
+
+def check_aligned(guide: Callable[..., object], num_particles: int, l2_clip: ClipBound) -> None:
+    """Raises ValueError where the gradient in the means does not determine that of a record."""
+    if type(guide) not in _WITH_MEANS:
+        allowed = ", ".join(each.__name__ for each in _WITH_MEANS)
+        raise ValueError(
+            f'guide must be one of {allowed} with gradient="aligned", which have their means as'
+            f" parameters, got {type(guide).__name__}"
+        )
+    if num_particles != 1:
+        raise ValueError(
+            'loss must have one particle with gradient="aligned", got num_particles ='
+            f" {num_particles}: the mean of several gradients in the latent variables does not"
+            " determine that in the scales"
+        )
+    if not jax.tree_util.treedef_is_leaf(jax.tree.structure(l2_clip)):
+        raise ValueError(
+            'l2_clip must be one number with gradient="aligned", which clips the gradient in the'
+            f" means alone, got {l2_clip}"
+        )
+
+
 def parameter_space(
-    terms: ELBOTerms, params: Values, arrays: Leaves, key: PRNGKey
+    terms: ELBOTerms,
+    params: Values,
+    arrays: Leaves,
+    key: PRNGKey,
+    fixed: Values | None = None,
 ) -> ClippingSpace:
-    """Returns the parameters themselves as coordinates, for any model and guide."""
+    """Returns parameters as coordinates, for any model and guide.
+
+    Args:
+      terms: of the negative ELBO.
+      params: the coordinates, unconstrained.
+      arrays: public arguments of the model.
+      key: of the step's draw from the guide.
+      fixed: all parameters, where ``params`` are some of them.
+    """
 
     def loss(point: Values, example: tuple[Leaves, jax.Array]) -> jax.Array:
         record, position = example
+        if fixed is not None:
+            # Copies: inside shard_map arrays from outside have the type of another mesh.
+            point = {**jax.tree.map(jnp.copy, fixed), **point}
         return record_loss(terms, point, record, arrays, key, position)
 
     return ClippingSpace(loss, params, lambda clipped_sum: clipped_sum)
@@ -291,7 +401,8 @@ class ClippingReport(NamedTuple):
 
     Attributes:
       share_clipped: fraction of the records whose gradient norm exceeds its bound.
-      clipped: mean of the clipped gradients, a tree like the unconstrained parameters.
+      clipped: mean of the clipped gradients, a tree like the unconstrained parameters; like the
+        guide's means with ``gradient="aligned"``.
       unclipped: mean of the unclipped gradients.
     """
 
@@ -301,7 +412,7 @@ class ClippingReport(NamedTuple):
 
     @property
     def bias(self) -> ArrayTree:
-        """Clipped minus unclipped mean gradient, a tree like the parameters."""
+        """Clipped minus unclipped mean gradient, a tree like both."""
         return jax.tree.map(jnp.subtract, self.clipped, self.unclipped)
 
     @property

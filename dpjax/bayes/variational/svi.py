@@ -3,8 +3,9 @@
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import optax
 from numpyro.infer import ELBO, SVI, Predictive, Trace_ELBO
 from numpyro.infer.svi import SVIState
 
-from dpjax._checks import as_count, as_key, check_count, check_share, check_type
+from dpjax._checks import as_count, as_key, check_choice, check_count, check_share, check_type
 from dpjax._hashing import hash_arrays
 from dpjax._html import HTMLTable
 from dpjax._html_tables import leaf_table
@@ -45,9 +46,11 @@ from dpjax.bayes.variational.noise_aware import (
 from dpjax.bayes.variational.step import (
     ClippingReport,
     DPSVIState,
+    Gradient,
     Optimizer,
     VariationalStep,
-    choose_clipping_space,
+    align,
+    check_aligned,
     place_state,
 )
 from dpjax.bayes.variational.validate import (
@@ -194,7 +197,11 @@ class DPSVIResult(RunResult):
         # A regression for each pair of mean and standard deviation.
         fits = {
             loc: fit_optimum(
-                tails[loc], tails[std], float(np.mean(noise_std**2)), names.scale_constraint
+                tails[loc],
+                tails[std],
+                float(np.mean(noise_std**2)),
+                names.scale_constraint,
+                aligned=self.svi.gradient == "aligned",
             )
             for loc, std in zip(names.locs, names.scales, strict=True)
         }
@@ -264,6 +271,11 @@ class DPSVI:
         Updates past its ``num_steps`` give NaN.
       sharding: mesh of devices over which batches, and parameters by a rule, are split: see
         `dpjax.MeshSharding`. Records may then be `dpjax.training.split_records` of the arrays.
+      gradient: ``"plain"`` clips a record's gradient in all parameters. ``"aligned"``, for one
+        particle and `AutoNormal`, `AutoDiagonalNormal`, `AutoMultivariateNormal` or
+        `AutoLowRankMultivariateNormal`, clips and releases that in the guide's means alone, and
+        computes that in the other parameters from the noisy sum and the draw from the guide, which
+        is post-processing: the cost is the same, and scales have much less noise.
       **static_kwargs: further arguments for model and guide, as numpyro's.
 
     Attributes:
@@ -275,6 +287,7 @@ class DPSVI:
       optim: the optimiser, as one of numpyro's.
       loss: the loss, an ELBO of numpyro.
       sharding: of batches and parameters, or ``None`` for one device.
+      gradient: of a record, ``"plain"`` or ``"aligned"``.
 
     Privacy:
       A run releases the parameters after every step, at the cost that its result certifies. In a
@@ -289,7 +302,9 @@ class DPSVI:
       neighbouring data it reveals the record.
 
     Source: Jälkö, Dikmen, Honkela (2017), "Differentially private variational inference for
-    non-conjugate models", Section 3, whose clipped term had a share 1/N of the KL term in it.
+    non-conjugate models", Section 3, whose clipped term had a share 1/N of the KL term in it;
+    Jälkö, Prediger, Honkela, Kaski (2022), "DPVIm: Differentially private variational inference
+    improved", for aligned gradients.
 
     >>> import numpyro, optax
     >>> import numpyro.distributions as dist
@@ -320,13 +335,18 @@ class DPSVI:
         *,
         mechanism: SubsampledGaussian,
         sharding: MeshSharding | None = None,
+        gradient: Gradient = "plain",
         **static_kwargs: object,
     ) -> None:
         loss = Trace_ELBO() if loss is None else loss
         check_loss(loss)
         check_optimizer(optim)
         check_type("mechanism", mechanism, SubsampledGaussian, "a SubsampledGaussian")
+        check_choice("gradient", gradient, get_args(Gradient))
+        if gradient == "aligned":
+            check_aligned(guide, loss.num_particles, mechanism.l2_clip)
         self.mechanism = replace(mechanism, size_scaled=True)
+        self.gradient: Gradient = gradient
         self.sharding, self.static_kwargs = sharding, static_kwargs
         self._svi = SVI(model, guide, optim, loss)
         self.model, self.guide, self.loss = model, guide, loss
@@ -353,6 +373,7 @@ class DPSVI:
             self.loss,
             mechanism=replace(self.mechanism, sampling=sampling),
             sharding=self.sharding,
+            gradient=self.gradient,
             **self.static_kwargs,
         )
 
@@ -387,7 +408,7 @@ class DPSVI:
             svi_state.optim_state,
             svi_state.rng_key,
             self.mechanism.sampling.init(sampler_key),
-            self.mechanism.noise(noise_key).init(params),
+            self.mechanism.noise(noise_key).init(step.released(params)),
             seeded_flag(key),
             init_trace(params) if mean_field_params(self.guide, params) else None,
         )
@@ -450,7 +471,8 @@ class DPSVI:
           **kwargs: of the model.
 
         Returns:
-          A tree like the unconstrained parameters.
+          A tree like the unconstrained parameters; like the guide's means with
+          ``gradient="aligned"``.
 
         Privacy:
           The sum is not released here. One record moves it by at most the clip bound, by twice that
@@ -469,7 +491,7 @@ class DPSVI:
 
         Args:
           svi_state: the state before the step, as for `clipped_sum`.
-          noisy_sum: a tree like the unconstrained parameters.
+          noisy_sum: a tree like the sum of `clipped_sum`.
           *args: of the model; of records only their shapes are used.
           **kwargs: of the model.
 
@@ -545,7 +567,7 @@ class DPSVI:
         def plan(num_steps: int) -> Plan[DPSVIState, StepData, jax.Array]:
             first, state, own = self.mechanism.first_steps(num_steps), first_state, step
             if num_steps < self.mechanism.num_steps:
-                noise = first.noise(state.noise.key).init(params)
+                noise = first.noise(state.noise.key).init(step.released(params))
                 state, own = state._replace(noise=noise), replace(step, mechanism=first)
             # Copies, as the loop donates its state. More epochs are more steps of the same run.
             return Plan(replace(first, epochs=None), own, jax.tree.map(jnp.array, state))
@@ -684,7 +706,7 @@ class DPSVI:
         examples: Any
         step, (examples, arrays) = self._step_of(svi_state, args, kwargs)
         params, l2_clip = self.optim.get_params(svi_state.optim_state), self.mechanism.l2_clip
-        space = choose_clipping_space(step.terms, l2_clip, params, arrays, as_key(rng_key))
+        space = step.clipping_space(params, arrays, as_key(rng_key))
 
         # The sums of the records' gradients, clipped and not.
         no_bound = jax.tree.map(lambda _: _NO_BOUND, l2_clip)
@@ -752,7 +774,11 @@ class DPSVI:
             constrain, spec = self._svi.constrain_fn, model_args.spec
             terms = ELBOTerms(self.model, self.guide, self.loss, constrain, plate, spec)
             check_terms(terms, params, model_args)
-            self._steps[kind] = VariationalStep(terms, self.mechanism, self.optim, self.sharding)
+            step = VariationalStep(terms, self.mechanism, self.optim, self.sharding, self.gradient)
+            if self.gradient == "aligned":  # the guide's parameters must be all
+                key, means = jax.random.key(0), step.released(params)
+                jax.eval_shape(partial(align, terms), means, params, model_args.arrays, key)
+            self._steps[kind] = step
         return self._steps[kind]
 
     def _step_of(
