@@ -275,7 +275,7 @@ class DPSVI:
         particle and `AutoNormal`, `AutoDiagonalNormal`, `AutoMultivariateNormal` or
         `AutoLowRankMultivariateNormal`, clips and releases that in the guide's means alone, and
         computes that in the other parameters from the noisy sum and the draw from the guide, which
-        is post-processing: the cost is the same, and scales have much less noise.
+        is post-processing: the cost is the same, and scales have less noise.
       **static_kwargs: further arguments for model and guide, as numpyro's.
 
     Attributes:
