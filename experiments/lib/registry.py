@@ -43,6 +43,7 @@ MODULES = (
     "experiments.bayes.clipping",
     "experiments.bayes.wine",
     "experiments.bayes.coverage",
+    "experiments.bayes.noise_aware",
     "experiments.bayes.gdsc",
     "experiments.bayes.wishart",
     "experiments.bayes.holders",

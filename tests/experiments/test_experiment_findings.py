@@ -188,6 +188,14 @@ CASES = {
             r"80\.0 to 80\.0 %",
         ),
     ],
+    "bayes.noise_aware": [
+        ({}, "not compared", r"where fewer than 1 % of the records are clipped, noise-aware 95 %"),
+        (
+            {(ANY, "measured", "records clipped %"): 5.0},
+            "not compared",
+            r"curves; where at least 1 % of the records are clipped, noise-aware",
+        ),
+    ],
     "bayes.gdsc": [
         ({}, "reproduced in part", r"0\.199, is above those"),
         (

@@ -115,6 +115,11 @@ ROWS = {
     "bayes.clipping": ("simulated, both", {"repeats": 2, "num_train": 100}, {}),
     "bayes.wine": ("trusted, Gaussian", {"repeats": 2, "num_train": 200}, {}),
     "bayes.coverage": ("n = 100", {"num_data_sets": 4, "num_draws": 20, "num_warmup": 20}, {}),
+    "bayes.noise_aware": (
+        "exponential, C = 8, ε = 1",
+        {"num_steps": 400, "num_data_sets": 2, "num_examples": 500},
+        {},
+    ),
     "bayes.gdsc": ("projected", {"num_repeats": 2, "epsilons": (1.0, 2.0), "sizes": (400,)}, {}),
     "bayes.wishart": ("Wishart, d = 5", {"draws": 500}, {}),
     "bayes.holders": ("distributed, N = 10, T = 0", {"repeats": 1, "num_train": 200}, {}),

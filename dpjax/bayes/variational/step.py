@@ -54,6 +54,8 @@ from dpjax.training.run import Chunk, Update
 from dpjax.training.sharding import MeshSharding
 from dpjax.transforms.noise import AddGaussianNoiseState
 
+# Of a report: a bound above all norms, and records whose gradients are in memory at once.
+_NO_BOUND, _REPORT_BATCH = 1e30, 1024
 # Exactly these types: a subclass may share parameters between entries.
 _OWN_PARAMETERS = (AutoMultivariateNormal, AutoLowRankMultivariateNormal)
 _WITH_MEANS = (AutoNormal, AutoDiagonalNormal, *_OWN_PARAMETERS)
@@ -238,6 +240,32 @@ class VariationalStep:
     def clipped_sum(self, state: DPSVIState, key: PRNGKey, data: StepData) -> Values:
         """Returns the clipped sum of a batch that is drawn with ``key``."""
         return self.clipped_batch_gradient(state, self.mechanism.sampling.init(key), data)[0]
+
+    def clipping_report(self, params: Values, key: PRNGKey, data: StepData) -> "ClippingReport":
+        """Returns the effect of clipping on the mean gradient of all records."""
+        examples, arrays = data
+        l2_clip, space = self.mechanism.l2_clip, self.clipping_space(params, arrays, key)
+
+        # The sums of the records' gradients, clipped and not.
+        no_bound = jax.tree.map(lambda _: _NO_BOUND, l2_clip)
+        (clipped, info), (unclipped, _) = (
+            clipped_grad(space.loss, bound, microbatch_size=_REPORT_BATCH)(space.point, examples)
+            for bound in (l2_clip, no_bound)
+        )
+
+        # The share of records above their bound, and the means in the parameters.
+        above = jax.tree.leaves(jax.tree.map(jnp.greater, info.norms, l2_clip))
+        count = self.mechanism.sampling.num_examples
+        clipped_mean, unclipped_mean = (
+            space.to_params(jax.tree.map(lambda total: total / count, each))
+            for each in (clipped, unclipped)
+        )
+        return ClippingReport(jnp.stack(above).any(0).mean(), clipped_mean, unclipped_mean)
+
+    @functools.cached_property
+    def jit_clipping_report(self) -> Callable[..., "ClippingReport"]:
+        """`clipping_report`, compiled."""
+        return jax.jit(self.clipping_report)
 
     @functools.cached_property
     def jit_update_with_info(self) -> Callable[..., tuple[DPSVIState, tuple[jax.Array, StepInfo]]]:

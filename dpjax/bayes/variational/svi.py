@@ -62,7 +62,6 @@ from dpjax.bayes.variational.validate import (
     find_sites,
     initial_value,
 )
-from dpjax.gradients import clipped_grad
 from dpjax.gradients.clipping import total_l2_clip
 from dpjax.keys import seeded_flag
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
@@ -84,8 +83,6 @@ from dpjax.training.run import (
 from dpjax.training.sharding import MeshSharding
 
 _PROGRESS_UPDATES = 20
-# Of a report: a bound above all norms, and records whose gradients are in memory at once.
-_NO_BOUND, _REPORT_BATCH = 1e30, 1024
 # Constant records that starting values are found on: a model may need values other than zero.
 _INITIAL_RECORDS = (0.0, 1.0, 0.5)
 
@@ -703,26 +700,9 @@ class DPSVI:
           The report holds **private** values, not released.
         """
         self._whole_arrays(args, kwargs)
-        examples: Any
-        step, (examples, arrays) = self._step_of(svi_state, args, kwargs)
-        params, l2_clip = self.optim.get_params(svi_state.optim_state), self.mechanism.l2_clip
-        space = step.clipping_space(params, arrays, as_key(rng_key))
-
-        # The sums of the records' gradients, clipped and not.
-        no_bound = jax.tree.map(lambda _: _NO_BOUND, l2_clip)
-        (clipped, info), (unclipped, _) = (
-            clipped_grad(space.loss, bound, microbatch_size=_REPORT_BATCH)(space.point, examples)
-            for bound in (l2_clip, no_bound)
-        )
-
-        # The share of records above their bound, and the means in the parameters.
-        above = jax.tree.leaves(jax.tree.map(jnp.greater, info.norms, l2_clip))
-        count = self.mechanism.sampling.num_examples
-        clipped_mean, unclipped_mean = (
-            space.to_params(jax.tree.map(lambda total: total / count, each))
-            for each in (clipped, unclipped)
-        )
-        return ClippingReport(jnp.stack(above).any(0).mean(), clipped_mean, unclipped_mean)
+        step, data = self._step_of(svi_state, args, kwargs)
+        params = self.optim.get_params(svi_state.optim_state)
+        return step.jit_clipping_report(params, as_key(rng_key), data)
 
     def _split(self, args: Sequence[object], kwargs: Mapping[str, object]) -> ModelArgs:
         num_examples = self.mechanism.sampling.num_examples
@@ -754,7 +734,9 @@ class DPSVI:
         for constant in _INITIAL_RECORDS:
             args, kwargs = model_args.spec.constant_args(model_args.arrays, constant)
             try:
-                return self._svi.init(key, *args, init_params=values, **kwargs)
+                with warnings.catch_warnings():  # constants need not be in the support of a site
+                    warnings.filterwarnings("ignore", ".*Out-of-support values")
+                    return self._svi.init(key, *args, init_params=values, **kwargs)
             except (RuntimeError, ValueError) as error:
                 failed = error
 
