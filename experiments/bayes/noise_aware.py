@@ -214,15 +214,14 @@ def fit(settings: Settings, number: int) -> Fit:
 
 
 def rows(profile: str) -> list[Row]:
-    paper = profile == "paper"
     clips = [(name, family.l2_clip) for name, family in FAMILIES.items()]
     clips.insert(1, ("exponential", _UNCLIPPED))
     points = [
         {"family": name, "l2_clip": clip, **point}
         for name, clip in clips
-        for point in grid(epsilon=(0.1, 0.3, 1.0) if paper else (0.3, 1.0))
+        for point in grid(epsilon=(0.3, 1.0))
     ]
-    changes = {"num_data_sets": 400} if paper else {}
+    changes = {"num_data_sets": 400} if profile == "paper" else {}
     return [
         Row(row.name, dataclasses.asdict(Settings(**row.settings)), row.source)
         for row in make_rows("{family}, C = {l2_clip:.3g}, ε = {epsilon:g}", points, changes)
