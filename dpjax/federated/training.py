@@ -128,7 +128,7 @@ class ClippedGradientSum(RecordSum):
 def holder_gradient(
     loss_fn: LossFn, mechanism: SubsampledGaussian, *, num_examples: int, method: str = "auto"
 ) -> Callable[[PRNGKey, ArrayTree, ArrayTree], jax.Array]:
-    """Returns a function that computes the clipped gradient sum of a holder's Poisson batch.
+    """Returns a function for one holder's sum of clipped gradients over a Poisson batch.
 
     Batches that holders draw independently at one rate are together a Poisson batch of all records,
     so the event of the steps is the mechanism's, whatever the numbers of records.
@@ -216,7 +216,7 @@ class Training(NamedTuple, Generic[State]):
 
 
 class GradientState(NamedTuple):
-    """State of `gradient_training`: parameters, and the state of the optimiser."""
+    """State of `gradient_training`: parameters and optimiser state."""
 
     params: PyTree
     optimizer: optax.OptState
@@ -313,7 +313,7 @@ def gradient_training(
 def svi_training(
     key: PRNGKey, svi: "DPSVI", example: Records, **public: Any
 ) -> "Training[DPSVIState]":
-    """Returns the training of a `dpjax.bayes.DPSVI`.
+    """Returns federated variational inference of a numpyro model by `dpjax.bayes.DPSVI`.
 
     Args:
       key: a JAX key for starting values and for draws from the guide: public, and the same at all

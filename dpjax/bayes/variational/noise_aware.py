@@ -1,4 +1,4 @@
-"""Noise-aware posterior of DP-VI: the optimum of the guide given the trace of noisy gradients.
+"""Noise-aware posterior of DP variational inference, from the noisy gradients of a run.
 
 Near the optimum phi* of the ELBO the gradient at phi_t is linear, g_t = A (phi_t - phi*) + e_t, and
 the noise e_t is independent of phi_t given the past, whatever the optimiser. So the pairs
@@ -204,7 +204,7 @@ class NoiseAwarePosterior:
     names: MeanFieldParams = field(repr=False)
 
     def optimum_samples(self, rng_key: PRNGKey, num_samples: int) -> dict[str, jax.Array]:
-        """Draws the parameters of the guide at the optimum of the ELBO.
+        """Draws variational parameters that maximise the ELBO, given the noisy gradients.
 
         Args:
           rng_key: a JAX key.

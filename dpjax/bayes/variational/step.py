@@ -1,17 +1,19 @@
 """One step of differentially private variational inference, and the gradients that it clips.
 
 A record depends on the parameters xi of a guide without local latent variables through the latent
-vector u(xi) alone: its gradient is J^T g, with g its gradient in u and J = du/dxi. In
-`AutoMultivariateNormal` and `AutoLowRankMultivariateNormal` every entry of u has parameters of its
-own (its mean, its row of the factor), so J J^T is diagonal: k = J J^T 1, from one vector-Jacobian
-and one Jacobian-vector product. In the coordinates phi, where u = u_0 + sqrt(k) phi, a record's
-gradient sqrt(k) g has the norm of J^T g. J^T diag(k)^(-1/2), an isometry, maps the clipped sum back
-to xi; k >= 1, because the derivative of each entry by its own mean is 1.
+vector u(xi) alone: its gradient is J^T g, with g its gradient in u and J = du/dxi. In the normal
+autoguides u is a mean, which is a parameter, plus a scaled draw, so g is the gradient in the mean.
 
-Aligned gradients: where u is unconstrained and its means are parameters of the guide, g is a
-record's gradient in the means. g alone is clipped and released with noise, and J^T of the noisy sum
-is the gradient in xi: J depends on the released parameters and the draw from the guide, which all
-records share, and not on the data, so that is post-processing.
+Plain gradients J^T g are clipped. In `AutoMultivariateNormal` and `AutoLowRankMultivariateNormal`
+every entry of u has parameters of its own (its mean, its row of the factor), so J J^T is diagonal:
+k = J J^T 1, from one vector-Jacobian and one Jacobian-vector product. Where phi moves the mean by
+sqrt(k) phi, a record's gradient in phi, sqrt(k) g, has the norm of J^T g. J^T diag(k)^(-1/2), an
+isometry, maps the clipped sum back to xi; k >= 1, because the derivative of each entry by its own
+mean is 1.
+
+Aligned gradients: g alone is clipped and released with noise, and J^T of the noisy sum is the
+gradient in xi: J depends on the released parameters and the draw from the guide, which all records
+share, and not on the data, so that is post-processing.
 """
 
 import functools
@@ -68,7 +70,7 @@ class Optimizer(Protocol):
     """An optimiser of `numpyro.optim`."""
 
     def init(self, params: PyTree, /) -> PyTree:
-        """Returns the first state."""
+        """Returns the initial state of the optimiser."""
 
     def get_params(self, state: PyTree, /) -> dict[str, PyTree]:
         """Returns the unconstrained parameters."""
@@ -105,18 +107,50 @@ class DPSVIState(NamedTuple):
 
 
 class ClippingSpace(NamedTuple):
-    """Coordinates in which one step's gradients are clipped.
+    """Coordinates in which the per-record gradients of one step are clipped.
 
     Attributes:
       loss: ``(coordinates, (record, its position)) -> loss``, for `dpjax.clipped_grad`.
-      point: coordinates of the current parameters: an array, or the parameters.
-      to_params: maps a sum of gradients in these coordinates to the parameters; an isometry, so
-        sensitivities are the same.
+      point: coordinates of the current parameters.
+      to_params: maps a sum of gradients in these coordinates to the parameters. For plain gradients
+        an isometry, so sensitivities are the same; for aligned ones it follows the noise.
     """
 
     loss: Callable[[PyTree, tuple[Leaves, jax.Array]], jax.Array]
     point: ArrayTree
     to_params: Callable[[PyTree], Values]
+
+
+class ClippingReport(NamedTuple):
+    """Effect of clipping on the mean gradient of all records. **Private values**, not released.
+
+    Attributes:
+      share_clipped: fraction of the records whose gradient norm exceeds its bound.
+      clipped: mean of the clipped gradients, a tree like the unconstrained parameters.
+      unclipped: mean of the unclipped gradients.
+    """
+
+    share_clipped: jax.Array
+    clipped: ArrayTree
+    unclipped: ArrayTree
+
+    @property
+    def bias(self) -> ArrayTree:
+        """Clipped minus unclipped mean gradient, a tree like the parameters."""
+        return jax.tree.map(jnp.subtract, self.clipped, self.unclipped)
+
+    @property
+    def cosine(self) -> jax.Array:
+        """Cosine of the angle between both means: 1 if clipping only shortens the step."""
+        clipped, unclipped = ravel_pytree(self.clipped)[0], ravel_pytree(self.unclipped)[0]
+        lengths = jnp.linalg.norm(clipped) * jnp.linalg.norm(unclipped)
+        return clipped @ unclipped / lengths
+
+    @property
+    def relative_bias(self) -> jax.Array:
+        """Size of the bias: its L2 norm over that of the mean of the unclipped gradients."""
+        bias, unclipped = ravel_pytree(self.bias)[0], ravel_pytree(self.unclipped)[0]
+        return jnp.linalg.norm(bias) / jnp.linalg.norm(unclipped)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +192,7 @@ class VariationalStep:
     def update_with_info(
         self, state: DPSVIState, data: StepData
     ) -> tuple[DPSVIState, tuple[jax.Array, StepInfo]]:
-        """Makes one step.
+        """Makes one step of DP-VI: clipped gradient sum, noise, optimiser.
 
         Returns:
           The next state; and, not released, an estimate of the negative ELBO and a `StepInfo`.
@@ -179,18 +213,20 @@ class VariationalStep:
 
     def released(self, params: Values) -> Values:
         """Returns the parameters whose clipped gradients are released with noise."""
-        return mean_params(params) if self.gradient == "aligned" else params
+        if self.gradient == "plain":
+            return params
+        return {name: leaf for name, leaf in params.items() if name.endswith("_loc")}
 
     def clipping_space(self, params: Values, arrays: Leaves, key: PRNGKey) -> ClippingSpace:
         """Returns the coordinates of the clipped gradients of a step that draws with ``key``."""
         if self.gradient == "aligned":
-            return parameter_space(self.terms, self.released(params), arrays, key, fixed=params)
+            return mean_space(self.terms, params, arrays, key, aligned=True)
         return choose_clipping_space(self.terms, self.mechanism.l2_clip, params, arrays, key)
 
     def clipped_batch_gradient(
         self, state: DPSVIState, sampler: SamplerState, data: StepData
     ) -> tuple[Values, StepInfo, SamplerState]:
-        """Returns the clipped sum over the next draw, infos, and the sampler's next state."""
+        """Returns the sum that noise is added to, infos, and the sampler's next state."""
         # The draw from the guide, and the coordinates in which gradients are clipped.
         examples, arrays = data
         _, key = jax.random.split(state.rng_key)
@@ -206,12 +242,19 @@ class VariationalStep:
             gradient_sum, sampling, sampler, space.point, examples, sharding=self.sharding
         )
 
-        return space.to_params(clipped_sum), info, sampler
+        # Aligned gradients are mapped to the parameters when they have their noise.
+        if self.gradient == "plain":
+            clipped_sum = space.to_params(clipped_sum)
+        return clipped_sum, info, sampler
 
     def apply_noisy_gradient(
         self, state: DPSVIState, noisy_sum: Values, arrays: Leaves
     ) -> tuple[DPSVIState, jax.Array]:
-        """Returns the state with updated parameters, and the data-free loss before the update."""
+        """Takes an optimiser step with a noisy gradient sum.
+
+        Returns:
+          The next state, and the data-free loss before the step.
+        """
         # The gradient of the data-free term, with the draw of the guide that the records have.
         rng_key, key = jax.random.split(state.rng_key)
         params = self.optim.get_params(state.optim_state)
@@ -219,7 +262,7 @@ class VariationalStep:
             params, arrays, key
         )
         if self.gradient == "aligned":
-            noisy_sum = align(self.terms, noisy_sum, params, arrays, key)
+            noisy_sum = self.clipping_space(params, arrays, key).to_params(noisy_sum)
 
         # The optimiser is given no loss, which is private.
         gradient = jax.tree.map(
@@ -238,10 +281,10 @@ class VariationalStep:
         return state, free_loss
 
     def clipped_sum(self, state: DPSVIState, key: PRNGKey, data: StepData) -> Values:
-        """Returns the clipped sum of a batch that is drawn with ``key``."""
+        """Returns the sum of clipped per-record gradients over a batch drawn with ``key``."""
         return self.clipped_batch_gradient(state, self.mechanism.sampling.init(key), data)[0]
 
-    def clipping_report(self, params: Values, key: PRNGKey, data: StepData) -> "ClippingReport":
+    def clipping_report(self, params: Values, key: PRNGKey, data: StepData) -> ClippingReport:
         """Returns the effect of clipping on the mean gradient of all records."""
         examples, arrays = data
         l2_clip, space = self.mechanism.l2_clip, self.clipping_space(params, arrays, key)
@@ -263,7 +306,7 @@ class VariationalStep:
         return ClippingReport(jnp.stack(above).any(0).mean(), clipped_mean, unclipped_mean)
 
     @functools.cached_property
-    def jit_clipping_report(self) -> Callable[..., "ClippingReport"]:
+    def jit_clipping_report(self) -> Callable[..., ClippingReport]:
         """`clipping_report`, compiled."""
         return jax.jit(self.clipping_report)
 
@@ -292,88 +335,85 @@ def place_state(state: DPSVIState, optim: Optimizer, sharding: MeshSharding) -> 
 def choose_clipping_space(
     terms: ELBOTerms, l2_clip: ClipBound, params: Values, arrays: Leaves, key: PRNGKey
 ) -> ClippingSpace:
-    """Returns the latent variables where their coordinates are exact, else the parameters."""
-    # Exact for one bound on one draw from a guide that gives each latent variable parameters.
-    in_params = parameter_space(terms, params, arrays, key)
+    """Returns coordinates for plain gradients: the mean where it is exact, else the parameters."""
+    # Exact for one bound on one draw from a guide whose latent variables share no parameters.
     one_bound = jax.tree_util.treedef_is_leaf(jax.tree.structure(l2_clip))
     one_draw = terms.loss.num_particles == 1
-    autoguide: Any = terms.guide
-    if not (type(autoguide) in _OWN_PARAMETERS and one_bound and one_draw):
-        return in_params
-
-    def guide_sites(params: Values) -> Trace:
-        return trace_guide(terms, params, terms.spec.constant_records(1), arrays, (key, key))
-
-    sites = guide_sites(params)
-    if {name for name, site in sites.items() if site["type"] == "param"} != set(params):
-        return in_params  # the model has some too
-    name = f"_{autoguide.prefix}_latent"
-
-    def latent(params: Values) -> jax.Array:
-        return guide_sites(params)[name]["value"]
-
-    # k = J J^T 1. Errors of TF32 would exceed the tolerance of the bound.
-    with jax.default_matmul_precision("highest"):
-        start, transpose = jax.vjp(latent, params)
-        _, squares = jax.jvp(latent, (params,), transpose(jnp.ones_like(start)))
-    lengths, values = jnp.sqrt(squares), terms.constrain(params)
-
-    # The loss at u_0 + sqrt(k) phi, and the way back by J^T / sqrt(k).
-    def constrain(phi: jax.Array) -> dict[str, ArrayTree]:
-        # Copies: inside shard_map arrays from outside have the type of another mesh.
-        return {**jax.tree.map(jnp.copy, values), name: start + lengths * phi}
-
-    in_latents = parameter_space(replace(terms, constrain=constrain), params, arrays, key)
-    return ClippingSpace(
-        in_latents.loss,
-        jnp.zeros_like(start),
-        lambda clipped_sum: transpose((clipped_sum / lengths).astype(start.dtype))[0],
-    )
+    if type(terms.guide) in _OWN_PARAMETERS and one_bound and one_draw:
+        sites = guide_sites(terms, params, arrays, key)
+        if not model_params(params, sites):
+            return mean_space(terms, params, arrays, key, aligned=False)
+    return parameter_space(terms, params, arrays, key)
 
 
-def mean_params(params: Values) -> Values:
-    """Returns the means among the parameters of a guide that `check_aligned` accepts."""
-    return {name: leaf for name, leaf in params.items() if name.endswith("_loc")}
+def guide_sites(terms: ELBOTerms, params: Values, arrays: Leaves, key: PRNGKey) -> Trace:
+    """Returns the trace of a guide without local latent variables."""
+    return trace_guide(terms, params, terms.spec.constant_records(1), arrays, (key, key))
 
 
-def align(
-    terms: ELBOTerms, noisy_sum: Values, params: Values, arrays: Leaves, key: PRNGKey
-) -> Values:
-    """Returns J^T of a gradient in the means: that in all parameters of the guide.
+def model_params(params: Values, sites: Trace) -> list[str]:
+    """Returns the names of parameters that the guide, whose trace is ``sites``, does not have."""
+    return sorted(set(params) - {n for n, site in sites.items() if site["type"] == "param"})
+
+
+def mean_space(
+    terms: ELBOTerms, params: Values, arrays: Leaves, key: PRNGKey, *, aligned: bool
+) -> ClippingSpace:
+    """Returns shifts of the mean of a normal autoguide as coordinates, by the names of its means.
 
     Args:
-      terms: of the negative ELBO, whose guide `check_aligned` accepts.
-      noisy_sum: by name of the means.
-      params: unconstrained, of the step.
+      terms: of the negative ELBO, whose guide is one of `check_aligned`.
+      params: unconstrained.
       arrays: public arguments of the model.
       key: of the step's draw from the guide.
-    """
-    autoguide: Any = terms.guide
+      aligned: whether the coordinates are the shifts, or shifts over sqrt(k).
 
-    # The unconstrained latent variables, by the name of their means.
+    Raises:
+      ValueError: parameters of the model.
+    """
+    guide: Any = terms.guide
+    in_params = parameter_space(terms, params, arrays, key)
+
+    # The unconstrained latent variables, by the names of their means.
     def latents(params: Values) -> Values:
-        sites = trace_guide(terms, params, terms.spec.constant_records(1), arrays, (key, key))
-        others = set(params) - {n for n, site in sites.items() if site["type"] == "param"}
-        if others:
+        sites = guide_sites(terms, params, arrays, key)
+        if others := model_params(params, sites):
             raise ValueError(
                 'params must be those of the guide with gradient="aligned", got'
-                f" {sorted(others)} of the model: their gradients do not follow from that in the"
-                " means"
+                f" {others} of the model: their gradients do not follow from that in the means"
             )
-        if type(autoguide) is not AutoNormal:
-            name = f"{autoguide.prefix}_loc"
-            return {name: sites[f"_{autoguide.prefix}_latent"]["value"]}
-        values = {}
-        for name in noisy_sum:
-            site = sites[name.removesuffix(f"_{autoguide.prefix}_loc")]
-            before = site["intermediates"]  # the value before each transform
-            values[name] = before[0][0] if before else site["value"]
-        return values
+        if type(guide) is not AutoNormal:
+            return {f"{guide.prefix}_loc": sites[f"_{guide.prefix}_latent"]["value"]}
+        latent_sites = {n: site for n, site in sites.items() if site["type"] == "sample"}
+        return {  # where a variable is transformed, the value before
+            f"{name}_{guide.prefix}_loc": (
+                site["intermediates"][0][0] if site["intermediates"] else site["value"]
+            )
+            for name, site in latent_sites.items()
+        }
 
-    values, transpose = jax.vjp(latents, params)
-    in_latents = jax.tree.map(lambda leaf, value: leaf.astype(value.dtype), noisy_sum, values)
-    aligned: Values = transpose(in_latents)[0]
-    return aligned
+    # Lengths sqrt(k), k = J J^T 1. Errors of TF32 would exceed the tolerance of the bound.
+    with jax.default_matmul_precision("highest"):
+        start, transpose = jax.vjp(latents, params)
+        lengths = jax.tree.map(jnp.ones_like, start)
+        if not aligned:
+            _, squares = jax.jvp(latents, (params,), transpose(lengths))
+            lengths = jax.tree.map(jnp.sqrt, squares)
+
+    # The loss where the means are moved by lengths * phi, and the way back by J^T / lengths.
+    def loss(phi: Values, example: tuple[Leaves, jax.Array]) -> jax.Array:
+        # Copies: inside shard_map arrays from outside have the type of another mesh.
+        moved = {name: params[name] + lengths[name] * phi[name] for name in phi}
+        return in_params.loss({**jax.tree.map(jnp.copy, params), **moved}, example)
+
+    def to_params(clipped_sum: PyTree) -> Values:
+        in_latents = jax.tree.map(
+            lambda total, length, at: (total / length).astype(at.dtype), clipped_sum, lengths, start
+        )
+        mapped: Values = transpose(in_latents)[0]
+        return mapped
+
+    return ClippingSpace(loss, jax.tree.map(jnp.zeros_like, start), to_params)
 
 
 def check_aligned(guide: Callable[..., object], num_particles: int, l2_clip: ClipBound) -> None:
@@ -398,60 +438,12 @@ def check_aligned(guide: Callable[..., object], num_particles: int, l2_clip: Cli
 
 
 def parameter_space(
-    terms: ELBOTerms,
-    params: Values,
-    arrays: Leaves,
-    key: PRNGKey,
-    fixed: Values | None = None,
+    terms: ELBOTerms, params: Values, arrays: Leaves, key: PRNGKey
 ) -> ClippingSpace:
-    """Returns parameters as coordinates, for any model and guide.
-
-    Args:
-      terms: of the negative ELBO.
-      params: the coordinates, unconstrained.
-      arrays: public arguments of the model.
-      key: of the step's draw from the guide.
-      fixed: all parameters, where ``params`` are some of them.
-    """
+    """Returns the parameters themselves as coordinates, for any model and guide."""
 
     def loss(point: Values, example: tuple[Leaves, jax.Array]) -> jax.Array:
         record, position = example
-        if fixed is not None:
-            # Copies: inside shard_map arrays from outside have the type of another mesh.
-            point = {**jax.tree.map(jnp.copy, fixed), **point}
         return record_loss(terms, point, record, arrays, key, position)
 
     return ClippingSpace(loss, params, lambda clipped_sum: clipped_sum)
-
-
-class ClippingReport(NamedTuple):
-    """Effect of clipping on the mean gradient of all records. **Private values**, not released.
-
-    Attributes:
-      share_clipped: fraction of the records whose gradient norm exceeds its bound.
-      clipped: mean of the clipped gradients, a tree like the unconstrained parameters; like the
-        guide's means with ``gradient="aligned"``.
-      unclipped: mean of the unclipped gradients.
-    """
-
-    share_clipped: jax.Array
-    clipped: ArrayTree
-    unclipped: ArrayTree
-
-    @property
-    def bias(self) -> ArrayTree:
-        """Clipped minus unclipped mean gradient, a tree like both."""
-        return jax.tree.map(jnp.subtract, self.clipped, self.unclipped)
-
-    @property
-    def cosine(self) -> jax.Array:
-        """Cosine of the angle between both means: 1 if clipping only shortens the step."""
-        clipped, unclipped = ravel_pytree(self.clipped)[0], ravel_pytree(self.unclipped)[0]
-        lengths = jnp.linalg.norm(clipped) * jnp.linalg.norm(unclipped)
-        return clipped @ unclipped / lengths
-
-    @property
-    def relative_bias(self) -> jax.Array:
-        """L2 norm of the bias over the L2 norm of the unclipped mean."""
-        bias, unclipped = ravel_pytree(self.bias)[0], ravel_pytree(self.unclipped)[0]
-        return jnp.linalg.norm(bias) / jnp.linalg.norm(unclipped)

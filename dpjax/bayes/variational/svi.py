@@ -49,7 +49,6 @@ from dpjax.bayes.variational.step import (
     Gradient,
     Optimizer,
     VariationalStep,
-    align,
     check_aligned,
     place_state,
 )
@@ -118,7 +117,7 @@ class DPSVIResult(RunResult):
         return iter((self.params, self.state, self.losses))
 
     def posterior_samples(self, rng_key: PRNGKey, num_samples: int) -> dict[str, jax.Array]:
-        """Returns draws of the global latent variables: see `DPSVI.posterior_samples`.
+        """Draws the global latent variables from the guide: see `DPSVI.posterior_samples`.
 
         Args:
           rng_key: a JAX key.
@@ -377,7 +376,7 @@ class DPSVI:
     def init(
         self, rng_key: PRNGKey, *args: object, init_params: Values | None = None, **kwargs: object
     ) -> DPSVIState:
-        """Returns the initial state; refuses models and guides that DP-VI cannot handle.
+        """Returns the initial state, as `numpyro.infer.SVI.init`; refuses what DP-VI cannot handle.
 
         Args:
           rng_key: a JAX key (`dpjax.release_key()` for a release), split for guide, sampler and
@@ -456,7 +455,7 @@ class DPSVI:
     def clipped_sum(
         self, rng_key: PRNGKey, svi_state: DPSVIState, *args: object, **kwargs: object
     ) -> Values:
-        """Returns the clipped gradient sum of one batch, without noise: **private**.
+        """Returns the sum of clipped per-record gradients of one batch, without noise: **private**.
 
         For records of several holders (`dpjax.federated`): each has a `DPSVI` over its own records,
         of the same rate, and the same state, whose key for the guide is public then.
@@ -481,7 +480,7 @@ class DPSVI:
     def update_from_sum(
         self, svi_state: DPSVIState, noisy_sum: Values, *args: object, **kwargs: object
     ) -> DPSVIState:
-        """Updates the parameters by a noisy sum of clipped gradients, which is post-processing.
+        """Takes an optimiser step with a noisy sum of clipped gradients: post-processing.
 
         The sum is multiplied by ``num_examples / expected_batch_size`` of this `DPSVI`, by default
         one over the sampling rate.
@@ -758,8 +757,8 @@ class DPSVI:
             check_terms(terms, params, model_args)
             step = VariationalStep(terms, self.mechanism, self.optim, self.sharding, self.gradient)
             if self.gradient == "aligned":  # the guide's parameters must be all
-                key, means = jax.random.key(0), step.released(params)
-                jax.eval_shape(partial(align, terms), means, params, model_args.arrays, key)
+                space_of = partial(step.clipping_space, key=jax.random.key(0))
+                jax.eval_shape(lambda *given: space_of(*given).point, params, model_args.arrays)
             self._steps[kind] = step
         return self._steps[kind]
 
