@@ -126,7 +126,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """A family, the clip bound, and the budget and length of every run."""
+    """Conjugate family, clip bound, privacy budget, steps and data sets of one row."""
 
     family: str
     l2_clip: float
@@ -138,13 +138,10 @@ class Settings:
     num_data_sets: int = 40
     seed: int = 0
 
-    def inference(self) -> DPSVI:
-        """Returns DPSVI by SGD whose scale and rates follow from bound and number of records."""
-        return _inference(dataclasses.replace(self, num_data_sets=0, seed=0))
-
 
 @functools.cache
-def _inference(settings: Settings) -> DPSVI:
+def inference(settings: Settings) -> DPSVI:
+    """Returns DPSVI by SGD whose scale and rates follow from bound and number of records."""
     num, rate, clip = settings.num_examples, settings.sampling_rate, settings.l2_clip
     mechanism = dpjax.dpsgd(
         num_examples=num,
@@ -188,7 +185,7 @@ class Fit(NamedTuple):
 
 def fit(settings: Settings, number: int) -> Fit:
     """Simulates the data set of this number and computes its posteriors."""
-    family, svi = FAMILIES[settings.family], settings.inference()
+    family, svi = FAMILIES[settings.family], inference(settings)
     rng = np.random.default_rng((settings.seed, number))
     truth, records = family.simulate(rng, settings.num_examples)
     key, draw_key = jax.random.split(jax.random.key(1_000_000 * settings.seed + number))

@@ -50,6 +50,7 @@ MODULES = (
     "experiments.bayes.holders_costs",
     "experiments.dpvi.abalone",
     "experiments.dpvi.adult",
+    "experiments.dpvi.gradients",
     "experiments.dpvi.mixture",
     "experiments.bdp.mnist",
     "experiments.bdp.cifar10",
@@ -127,7 +128,7 @@ class RowContext:
 
 @dataclass(frozen=True)
 class Record:
-    """The stored result of one row, in ``results/<experiment>.json``.
+    """The stored result of one table row, in ``results/<experiment>.json``.
 
     Settings and source are as in :class:`Row`; measured, certified, note, series and certificate as
     in :class:`Result`. A row that failed has no measured or certified values.

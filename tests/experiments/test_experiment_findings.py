@@ -260,6 +260,14 @@ CASES = {
             "0 of 13.*in 0 of 19 rows",
         ),
     ],
+    "dpvi.gradients": [
+        ({}, "not compared", r"1\.\d\d with aligned gradients"),
+        (
+            {(ANY, "measured", "factor on scales"): 7.0},
+            "not compared",
+            r"7\.00 to 7\.00 with plain gradients and 7\.00 to 7\.00 with aligned",
+        ),
+    ],
     "dpvi.mixture": [
         ({}, "not compared", r"−3\.682 without"),
         (

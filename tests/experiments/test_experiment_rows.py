@@ -126,6 +126,11 @@ ROWS = {
     "bayes.holders_costs": ("additive shares: N = 10, M = 3, 78 numbers", {"rounds": 1}, {}),
     "dpvi.abalone": ("σ = 3.549", {}, {}),
     "dpvi.adult": ("σ = 2.226", {}, {}),
+    "dpvi.gradients": (
+        "Abalone, ε = 1: aligned",
+        {"num_steps": 10, "repeats": 2, "learning_rates": (0.1,), "l2_clips": (1.0, 3.0)},
+        {},
+    ),
     "dpvi.mixture": ("σ = 6", {"num_steps": 10, "repeats": 2}, {}),
     "bdp.mnist": ("DP ε 2.2", {**EPOCH, "batch_size": 40}, DIGITS),
     "bdp.cifar10": (
