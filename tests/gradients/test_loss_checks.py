@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.experimental import hijax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -463,6 +464,26 @@ APART = primitive_with_rule("apart", lambda x: x)
 OF_LENGTH = primitive_with_rule("of_length", lambda x: x * (len(x) / 8))
 
 
+class Centring(getattr(hijax, "HiPrim", None) or hijax.VJPHiPrimitive):
+    """The identity as a class with a batching rule that subtracts the mean of the batch."""
+
+    def __init__(self, x):
+        self.in_avals, self.out_aval, self.params = (jax.typeof(x),), jax.typeof(x), {}
+        super().__init__()
+
+    def expand(self, x):
+        return x
+
+    def batch(self, _, args, dims):
+        return centred(jnp.moveaxis(args[0], dims[0], 0)), 0
+
+    def vjp_fwd(self, _, x):
+        return Centring(x)(x), None
+
+    def vjp_bwd_retval(self, _, cotangent):
+        return (cotangent,)
+
+
 class TestPrimitivesWithOtherBatchingRules:
     """Synthetic examples in a batch are compared with each by itself; no data are used."""
 
@@ -477,6 +498,11 @@ class TestPrimitivesWithOtherBatchingRules:
         words = rf"{SEES_ONE}, but on synthetic batches .* it has the primitives {primitive}"
         with jax.numpy_rank_promotion("allow"), pytest.raises(ValueError, match=words):
             (jax.jit(compute) if jit else compute)(jnp.ones(5), X)
+
+    def test_class_with_mixing_rule_refused(self):
+        compute = clipped_grad(lambda w, x: jnp.sum(jnp.sin(Centring(x)(x)) * w), 1.0)
+        with pytest.raises(ValueError, match="has the primitives call_hi_primitive"):
+            compute(jnp.ones(5), X)
 
     @pytest.mark.parametrize("jit", [False, True], ids=["", "jit"])
     def test_other_primitives_accepted(self, jit):
@@ -508,6 +534,7 @@ def test_losses_of_jax_not_compared(monkeypatch):
     check_loss(lambda w, x: jnp.sum(jax.nn.relu(x @ w)) + jax.random.normal(KEY), W, X)
     check_loss(lambda w, x: jax.lax.platform_dependent(w[0, 0], default=jnp.sin), W, X)
     check_loss(lambda w, x: sum(part.sum() for part in jnp.split(w, 2, 1)), W, X)
+    check_loss(lambda w, x: jnp.sum(w[jnp.tril_indices(2)]) + jnp.sum(x), W, X)  # jnp.nonzero
     with pytest.raises(TypeError, match="NoneType"):
         check_loss(TestPrimitivesWithOtherBatchingRules.loss(APART), jnp.ones(5), X)
 

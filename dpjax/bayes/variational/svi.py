@@ -122,6 +122,9 @@ class DPSVIResult(RunResult):
         Args:
           rng_key: a JAX key.
           num_samples: number of draws.
+
+        Returns:
+          For each latent variable an array ``(1, num_samples, ...)``.
         """
         return self.svi._draw_latents(rng_key, self.params, num_samples, self.model_args)
 
