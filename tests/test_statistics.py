@@ -183,6 +183,52 @@ def test_sensitivity_of_moments_bounds_all_neighbours(kind, adjacency):
     assert mechanism.sensitivity.value > length
 
 
+def grouped(kind, **changes):
+    arguments = {"bounds": BOUNDS, "by": "city", "categories": ["a", "b"]} | changes
+    return getattr(statistics, kind)("age", **arguments)
+
+
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+@pytest.mark.parametrize("kind", ["mean", "variance"])
+def test_sensitivity_of_groups_is_that_of_the_worst_neighbours(kind, adjacency):
+    """Of tables of one record; one of city "c" is in no group, as is one that is removed."""
+    query = grouped(kind)
+    weights, lengths = query.weights_and_sensitivity
+    values = np.repeat(np.linspace(*BOUNDS, 41), 3)
+    records = [{"age": values[i : i + 1], "city": np.array([c])} for i, c in enumerate("abc" * 41)]
+    sums = np.stack([query._read(each) * weights for each in records])
+    removed = np.zeros_like(sums[:1])
+    others = sums if adjacency == "replace_one" else removed
+    squares = ((sums[:, None] - others[None]) ** 2).sum(axis=(-1, -2))
+    assert squares.max() == pytest.approx(lengths[adjacency] ** 2, rel=1e-12)
+    (mechanism,) = plan([query], adjacency=adjacency).mechanisms[-1]
+    assert lengths[adjacency] < mechanism.sensitivity.value < lengths[adjacency] * 1.0001
+    if adjacency == "replace_one":  # power: a replaced record costs more than an added one
+        assert squares.max() > 1.9 * lengths["add_remove"] ** 2
+
+
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+def test_groups_with_little_noise_are_those_of_pandas(adjacency, people):
+    made = plan([grouped("mean"), grouped("variance")], epsilon=3e3, adjacency=adjacency)
+    assert len(made.queries) == 1  # one release, and none of the number of all records
+    released, ages = made.release(KEY, people), people.groupby("city")["age"]
+    means, variances = released["mean of age by city"], released["variance of age by city"]
+    assert [each.entry for each in (*means, *variances)] == ["a", "b", "a", "b"]
+    assert [each.estimate for each in means] == pytest.approx(ages.mean()[:2].tolist(), abs=0.3)
+    assert [each.estimate for each in variances] == pytest.approx(ages.var()[:2].tolist(), abs=9)
+    assert "mean of age by city" in str(released)
+
+
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+@pytest.mark.parametrize("cities", [[], ["a"], ["c", None], [np.nan]])
+def test_groups_of_no_or_one_record_have_the_interval_of_the_bounds(adjacency, cities):
+    made = plan([grouped("mean")], adjacency=adjacency)
+    table = {"age": np.full(len(cities), 70.0), "city": np.array(cities, object)}
+    for seed in range(5):
+        found = made.release(jax.random.key(seed), table)["mean of age by city"]
+        assert [(each.low, each.high) for each in found] == [BOUNDS, BOUNDS]
+
+
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 def test_sensitivity_of_two_columns_bounds_all_neighbours(adjacency):
     """The worst neighbours attain 83 % of the squared sensitivity where a record is replaced."""
@@ -415,6 +461,11 @@ REFUSED = {
         "edges",
     ),
     "equal categories": (lambda: statistics.histogram("x", categories=[1, 1]), "categories"),
+    "by without categories": (lambda: grouped("mean", categories=None), "categories"),
+    "categories without by": (lambda: grouped("mean", by=None), "categories"),
+    "equal groups": (lambda: grouped("variance", categories=["a", "a"]), "categories"),
+    "groups are a word": (lambda: grouped("mean", categories="ab"), "categories"),
+    "by is its own column": (lambda: grouped("mean", by="age"), "by"),
     "no queries": (lambda: plan([]), "queries"),
     "no query": (lambda: plan(["mean"]), "queries"),
     "equal queries": (lambda: plan(queries()[:1] * 2), "queries"),

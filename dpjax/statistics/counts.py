@@ -25,6 +25,7 @@ from dpjax.statistics.query import (
     Size,
     Table,
     check_column,
+    checked_categories,
     read_column,
 )
 
@@ -222,10 +223,7 @@ def histogram(
     check((edges is None) != (categories is None), "edges", edges, "given, or else categories")
     label = f"histogram of {column}"
     if categories is not None:
-        values = tuple(categories)
-        fine = len(values) >= 2 and all(np.ndim(each) == 0 for each in values)
-        fine = fine and len(set(values)) == len(values)
-        check(fine, "categories", categories, "at least two different values")
+        values = checked_categories(categories)
         return Counts(label, weight, column, None, values, tuple(map(str, values)))
     numbers = as_float64(edges, "edges")
     fine = numbers.ndim == 1 and len(numbers) >= 3 and bool(np.all(np.isfinite(numbers)))

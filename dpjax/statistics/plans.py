@@ -20,7 +20,7 @@ from dpjax.keys import is_seeded
 from dpjax.mechanisms import Composition, Mechanism
 from dpjax.mechanisms.base import format_sensitivity
 from dpjax.statistics.counts import count
-from dpjax.statistics.moments import Moments
+from dpjax.statistics.moments import GroupedMoments, Moments
 from dpjax.statistics.query import Estimate, Query, Records, Size, as_table
 
 if TYPE_CHECKING:
@@ -198,7 +198,8 @@ def plan(
 
     Each query gets the share of epsilon and delta that its weight has of all weights, and the noise
     of all is then lowered by one factor, to where the certificate of the composition reaches
-    epsilon. Under ``"add_remove"`` the number of records is private, and released too.
+    epsilon. Under ``"add_remove"`` the number of records is private, and released too where a query
+    uses it.
 
     Args:
       queries: at least one, all different.
@@ -233,7 +234,7 @@ def plan(
     if is_size_public(adjacency):
         allowed = "no count() of all records, whose number is public under this adjacency"
         check("count" not in labels, "queries", labels, allowed)
-    elif "count" not in labels:
+    elif "count" not in labels and any(query._uses_size for query in asked):
         asked = (count(weight=_SIZE_WEIGHT * sum(query.weight for query in asked)), *asked)
 
     # Moments of the same columns and bounds are one release, then budget and calibration.
@@ -258,6 +259,10 @@ def _group(queries: Sequence[Query]) -> tuple[Query, ...]:
             key = frozenset(query.bounds.items())
             earlier = grouped.get(key)
             query = earlier.joined(query) if isinstance(earlier, Moments) else query
+        elif isinstance(query, GroupedMoments):
+            key = (frozenset(query.moments.bounds.items()), query.by, query.categories)
+            earlier = grouped.get(key)
+            query = earlier.joined(query) if isinstance(earlier, GroupedMoments) else query
         grouped[key] = query
     return tuple(grouped.values())
 

@@ -70,6 +70,9 @@ class Query(abc.ABC):
     label: str
     weight: float
 
+    # Whether the estimates use the number of all records.
+    _uses_size = True
+
     @abc.abstractmethod
     def _make_mechanisms(
         self, *, epsilon: float, delta: float, adjacency: Adjacency, unit: str
@@ -138,6 +141,17 @@ def read_clipped(table: Table, column: Column, bounds: Limits) -> Array:
     """Returns a column of numbers, clipped; NaN becomes the lower bound."""
     values = as_float64(read_column(table, column), f"column {column!r}")
     return np.clip(np.where(np.isnan(values), bounds[0], values), *bounds)
+
+
+def checked_categories(categories: Any) -> tuple[Any, ...]:
+    """Returns at least two different values; raises ValueError for anything else."""
+    listed = not isinstance(categories, str) and np.ndim(categories) == 1
+    check(listed, "categories", categories, "a list of values")
+    values = tuple(categories)
+    fine = len(values) >= 2 and all(np.ndim(each) == 0 for each in values)
+    fine = fine and len(set(values)) == len(values)
+    check(fine, "categories", categories, "at least two different values")
+    return values
 
 
 def check_column(column: object, name: str = "column") -> None:
