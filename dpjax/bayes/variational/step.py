@@ -31,6 +31,7 @@ from numpyro.infer.autoguide import (
     AutoMultivariateNormal,
     AutoNormal,
 )
+from numpyro.ops.provenance import eval_provenance
 
 from dpjax._typing import (
     ArrayTree,
@@ -264,6 +265,13 @@ class VariationalStep:
         if self.gradient == "aligned":
             noisy_sum = self.clipping_space(params, arrays, key).to_params(noisy_sum)
 
+        # Where no record's term reads a parameter the sum is zero, and all of its release is noise.
+        read = params_of_records(self.terms, params, arrays)
+        noisy_sum = {
+            name: sums if name in read else jax.tree.map(jnp.zeros_like, sums)
+            for name, sums in noisy_sum.items()
+        }
+
         # The optimiser is given no loss, which is private.
         gradient = jax.tree.map(
             lambda noisy, free: (self.scale * noisy).astype(free.dtype) + free,
@@ -324,6 +332,22 @@ class VariationalStep:
     def jit_apply_noisy_gradient(self) -> Callable[..., tuple[DPSVIState, jax.Array]]:
         """`apply_noisy_gradient`, compiled."""
         return jax.jit(self.apply_noisy_gradient)
+
+
+def params_of_records(terms: ELBOTerms, params: Values, arrays: Leaves) -> frozenset[str]:
+    """Returns the names of the parameters that a record's term is computed from.
+
+    Found in the program, not from values: whatever enters a loop, a branch, a call-back or a
+    function with its own derivatives counts as read. To leave out the noise of the others is
+    post-processing of the release: a name missed here would cost a gradient, but no privacy.
+    """
+    record = [leaf[0] for leaf in terms.spec.constant_records(1)]
+
+    def loss(**params: ArrayTree) -> jax.Array:
+        return record_loss(terms, params, record, arrays, jax.random.key(0), 0)
+
+    read: frozenset[str] = eval_provenance(loss, **params)
+    return read
 
 
 def place_state(state: DPSVIState, optim: Optimizer, sharding: MeshSharding) -> DPSVIState:

@@ -187,7 +187,8 @@ class DPSVIResult(RunResult):
                 f" {int(counts.sum())} in {len(counts)} after a burn_in of {burn_in}"
             )
 
-        # The DP noise on a step's gradient, after scaling.
+        # The DP noise on a step's gradient, after scaling. Kept where no record's term reads the
+        # parameter: it follows the noise of others, which a diagonal curvature leaves out.
         sigmas = np.broadcast_to(planned.noise_multiplier, planned.num_steps)
         sigmas = sigmas[: self.mechanism.num_steps][-int(counts.sum()) :]
         scale = planned.sampling.num_examples / planned.sampling.expected_batch_size
