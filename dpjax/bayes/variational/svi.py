@@ -221,7 +221,9 @@ class DPSVI:
     data-free term, KL(q || p). A step draws a batch, draws theta from the guide once for all of it,
     clips each record's gradient with respect to the unconstrained parameters, adds noise to their
     sum, multiplies it by ``num_examples / expected_batch_size``, adds the gradient of the data-free
-    term and passes it to the optimiser. Without noise and clipping that is numpyro's step.
+    term and passes it to the optimiser. Without noise and clipping that is numpyro's step. In
+    parameters that no record's term reads, such as those of hyperparameters under `AutoNormal`, the
+    released sum is noise alone, and is replaced by zero.
 
     The model must have one ``numpyro.plate`` over the records, with every observed site under it.
     Records are recognised by shape: arrays (in any tree of ``args`` and ``kwargs``) with a leading
