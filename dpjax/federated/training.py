@@ -327,13 +327,14 @@ def svi_training(
       The parameters of every round are released, at the cost that ``svi.mechanism`` certifies.
 
     Raises:
-      ValueError: as `DPSVI.init`; with ``gradient="aligned"``.
+      ValueError: as `DPSVI.init`; with ``gradient="aligned"`` or ``release_clipped_share=True``.
     """
     key = as_key(key)
-    if svi.gradient != "plain":
+    if svi.gradient != "plain" or svi.release_clipped_share:
         raise ValueError(
-            f'svi must have gradient="plain", got {svi.gradient!r}: holders send a sum of the size'
-            " of the parameters"
+            'svi must have gradient="plain" and release_clipped_share=False, got'
+            f" {svi.gradient!r} and {svi.release_clipped_share}: holders send a sum of the size of"
+            " the parameters"
         )
 
     # Shapes alone: starting values do not depend on records.

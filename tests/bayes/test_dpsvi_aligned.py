@@ -249,7 +249,7 @@ def test_aligned_gradients_refuse_what_the_means_do_not_determine():
     )
     with pytest.raises(ValueError, match=r"params must be those of the guide.*noise"):
         svi.init(KEY, MIXED)
-    with pytest.raises(ValueError, match='svi must have gradient="plain"'):
+    with pytest.raises(ValueError, match=r"svi must have gradient=.plain."):
         svi_training(KEY, aligned(), {"x": 0.0})
 
 

@@ -169,7 +169,9 @@ def fit(trace, sigma, burn_in=0.2):
 def draws_of(fitted, num_samples=2_000):
     """Draws of theta for each repeat, ``(num_samples, REPEATS)``."""
     names = MeanFieldParams(("auto_loc",), ("auto_scale",), SOFTPLUS)
-    posterior = NoiseAwarePosterior({"auto_loc": fitted}, (), None, None, names)
+    posterior = NoiseAwarePosterior(
+        {"auto_loc": fitted}, {"auto_loc": (0.0, np.inf)}, None, (), None, None, names
+    )
     optimum = posterior.optimum_samples(jax.random.key(2), num_samples)
     u = jax.random.normal(jax.random.key(3), optimum["auto_loc"].shape)
     return np.asarray(optimum["auto_loc"] + optimum["auto_scale"] * u)
@@ -262,7 +264,7 @@ def problems_of(trace, sigma, count=200, **options):
 
     def one(index):
         values = (x[index] if np.ndim(x) else x for x in fitted)
-        return find_problems({"auto_loc": type(fitted)(*map(np.asarray, values))})
+        return find_problems({"auto_loc": type(fitted)(*map(np.asarray, values))}, None)
 
     return [one(index) for index in range(count)]
 
@@ -300,7 +302,7 @@ def test_problem_not_settled_is_found():
     tail = tail_sums(record(params, gradients), 0.0)["auto_loc"]
     steady = tail_sums(record(*pairs(6_400)), 0.0)["auto_loc"]
     found, none = (
-        find_problems({"auto_loc": fit_optimum(each, without_scales(each), 0.01, SOFTPLUS)})
+        find_problems({"auto_loc": fit_optimum(each, without_scales(each), 0.01, SOFTPLUS)}, None)
         for each in (tail, steady)
     )
     assert any("have not settled" in problem for problem in found)
@@ -493,3 +495,58 @@ def test_intervals_of_runs_cover():
     assert_covers(np.array(covered))
     with pytest.raises(AssertionError):  # power
         assert_covers(np.array(last))
+
+
+# Where the curvature is not identified.
+
+
+def scale_times_direction(x, y=None):
+    scale = numpyro.sample("scale", dist.HalfCauchy(1).expand([3]).to_event(1))
+    direction = numpyro.sample("direction", dist.Normal(2, 0.5).expand([3]).to_event(1))
+    with numpyro.plate("records", len(x)):
+        numpyro.sample("y", dist.Normal(x @ (scale * direction), 1), obs=y)
+
+
+@pytest.mark.parametrize(
+    "guide", [AutoDiagonalNormal, pytest.param(AutoNormal, marks=pytest.mark.slow)]
+)
+def test_the_prior_limits_what_the_trace_does_not_identify(guide):
+    x = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)
+    y = x[:, 0] + np.random.default_rng(1).normal(size=500).astype(np.float32)
+    sampling = dpjax.PoissonSampling(500, 0.1)
+    mechanism = dpjax.SubsampledGaussian(
+        sampling, num_steps=300, l2_clip=5.0, noise_multiplier=6.0, adjacency="zero_out"
+    )
+    svi = DPSVI(
+        scale_times_direction,
+        guide(scale_times_direction),
+        optax.adam(0.02),
+        mechanism=mechanism,
+    )
+    result = svi.run(jax.random.key(2), x, y, progress_bar=False)
+    with pytest.warns(UserWarning, match=r"wide, at most as the prior. It takes .* larger epsilon"):
+        posterior = result.noise_aware_posterior()
+
+    # Prior medians and scales, unconstrained: of log HalfCauchy(1), and of a normal variable.
+    weak = {n: fit.slope < 3 * fit.slope_std for n, fit in posterior.fits.items()}
+    found = [
+        np.concatenate([np.ravel(posterior.priors[n][part]) for n in sorted(posterior.priors)])
+        for part in (0, 1)
+    ]
+    limited = np.concatenate([np.ravel(weak[n]) for n in sorted(weak)])
+    assert limited.sum() >= 4
+    medians, scales = np.repeat([2.0, 0.0], 3), np.repeat([0.5, 1.35], 3)
+    np.testing.assert_allclose(found[0], np.where(limited, medians, 0), atol=0.15)
+    np.testing.assert_allclose(found[1], np.where(limited, scales, np.inf), rtol=0.15)
+
+    # Draws not far outside the prior; power: without its limit some are.
+    unlimited = {n: (np.zeros(each.shape), np.full(each.shape, np.inf)) for n, each in weak.items()}
+
+    def farthest(posterior):
+        draws = posterior.posterior_samples(jax.random.key(3), 4_000)
+        with np.errstate(divide="ignore"):  # zeros and infinities of the broken one
+            values = np.concatenate([draws["direction"][0], np.log(draws["scale"][0])], axis=1)
+        return np.max(np.abs(values - medians) / scales, axis=0, where=limited, initial=0)
+
+    assert farthest(posterior).max() < 15
+    assert not farthest(replace(posterior, priors=unlimited)).max() < 15

@@ -12,17 +12,23 @@ s* = a^(-1/2) (Opper & Archambeau 2009, of the fixed points of the variational G
 slope of the means' gradients gives the scales too, whose own gradients are mostly noise.
 """
 
+import math
+import warnings
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import NormalDist
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jax.flatten_util import ravel_pytree
 from numpyro.distributions import biject_to
 from numpyro.distributions.constraints import Constraint
 from numpyro.infer import Predictive
+from numpyro.infer.autoguide import AutoDiagonalNormal
+from numpyro.infer.util import unconstrain_fn
 
 from dpjax._checks import as_key, check_count
 from dpjax._typing import PRNGKey
@@ -41,6 +47,12 @@ MIN_TAIL_STEPS = 100
 MIN_SLOPE_RATIO = 3.0
 # Of all checks of one posterior together, under the model.
 _FALSE_ALARM_RATE = 0.01
+_NUM_PRIOR_DRAWS = 1_000
+# A learning rate much larger makes the range of the iterates, over which gradients must be linear,
+# wide.
+_LARGEST_RATE_FACTOR = 2.5
+# Of the clipped share over its standard error, and of the move in posterior standard deviations.
+_CLIPPED_RATIO, _LARGEST_MOVE = 3.0, 0.5
 
 
 class OptimumFit(NamedTuple):
@@ -68,6 +80,38 @@ class OptimumFit(NamedTuple):
     dispersion: Array
     drift: Array
     curvature_change: Array
+
+
+class ClippedShare(NamedTuple):
+    """Share of the records of the tail's batches whose gradient exceeds its bound, as released.
+
+    A gradient that exceeds it by 25 % or more counts as one, by less in proportion.
+
+    Attributes:
+      share: estimate; noise may make it negative.
+      share_std: standard deviation of its noise.
+      move_of_all: by how many posterior standard deviations estimates would move if the gradient of
+        every record lost its bound, and the loss were the same in all coordinates: their root mean
+        square.
+    """
+
+    share: float
+    share_std: float
+    move_of_all: float
+
+    @property
+    def move(self) -> float:
+        """Root mean square of what clipping moves estimates by, in posterior standard deviations.
+
+        If clipped gradients are, on average, twice as long as the bound, and what they lose adds up
+        in one direction that has all coordinates alike: an order of magnitude.
+        """
+        return max(self.share, 0.0) * self.move_of_all
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the share is above zero by more than the noise explains."""
+        return self.share > _CLIPPED_RATIO * self.share_std
 
 
 def fit_optimum(
@@ -139,6 +183,22 @@ def fit_optimum(
     )
 
 
+def move_by_loss(fits: dict[str, OptimumFit], loss: float) -> float:
+    """Returns what a loss of gradient moves estimates by, in posterior standard deviations.
+
+    Args:
+      fits: the regressions, by the name of the guide's means.
+      loss: L2 norm of what the gradient of all records loses, the same in each coordinate.
+    """
+    each = loss / math.sqrt(sum(fit.mean.size for fit in fits.values()))
+    squares = []
+    for fit in fits.values():
+        slope = np.maximum(fit.slope, fit.slope_std)
+        variance = 1 / slope + fit.dispersion * fit.variance / fit.num_steps / slope**2
+        squares.append(((each / slope) ** 2 / variance).ravel())
+    return float(np.sqrt(np.mean(np.concatenate(squares))))
+
+
 def _centered(sums: TailSums, mean_x: Array, mean_g: Array) -> tuple[Array, Array, Array]:
     """Sums of squares and products of x and g about their means."""
     n = sums.counts.sum()
@@ -181,12 +241,16 @@ class NoiseAwarePosterior:
     A mixture of mean-field normal guides over their optimum: theta ~ q(theta; phi*) with phi* drawn
     given the trace of released gradients. **Not** included: the bias of clipping, and that of
     gradients that are not linear over the range of the iterates, which a large learning rate makes
-    wide. Both can be seen on records simulated from the draws, at no privacy cost: whether a run on
-    them finds the parameters they were simulated from, and how many `DPSVI.clipping_report` finds
-    clipped.
+    wide. Whether clipping matters shows in ``clipped``, where `DPSVI` releases the share of clipped
+    records. Both can be seen on records simulated from the draws, at no privacy cost: whether a run
+    on them finds the parameters they were simulated from, and how many `DPSVI.clipping_report`
+    finds clipped.
 
     Attributes:
       fits: the regressions, by the name of the guide's means.
+      priors: median and scale of the prior of each coordinate whose curvature is not identified;
+        zero and infinity of the others.
+      clipped: share of clipped records, or ``None`` where it was not released.
       problems: where the model of the trace does not hold, and what would help; empty if no check
         failed. Under the model one in a hundred posteriors has some.
       svi: the inference that was run.
@@ -198,6 +262,8 @@ class NoiseAwarePosterior:
     """
 
     fits: dict[str, OptimumFit]
+    priors: dict[str, tuple[Array, Array]]
+    clipped: ClippedShare | None
     problems: tuple[str, ...]
     svi: "DPSVI" = field(repr=False)
     model_args: ModelArgs = field(repr=False)
@@ -214,21 +280,26 @@ class NoiseAwarePosterior:
           For each parameter, constrained, an array ``(num_samples, ...)``.
         """
         check_count("num_samples", num_samples)
-        draws = {}
+        draws: dict[str, jax.Array] = {}
         keys = jax.random.split(as_key(rng_key), len(self.names.locs))
         for loc, scale, key in zip(self.names.locs, self.names.scales, keys, strict=True):
             fit = self.fits[loc]
             shape = (num_samples, *np.shape(fit.mean))
             slope_key, gradient_key = jax.random.split(key)
 
-            # The curvature is positive, as q is proper; the mean gradient is independent of it.
-            lower = jnp.asarray(-fit.slope / fit.slope_std)
+            # The curvature is above zero, as q is proper, and above that of a normal prior.
+            prior_loc, prior_scale = self.priors[loc]
+            lower = jnp.asarray((prior_scale**-2.0 - fit.slope) / fit.slope_std)
             normal = jax.random.truncated_normal(slope_key, lower, jnp.inf, shape)
             slope = jnp.maximum(fit.slope + fit.slope_std * normal, 1e-6 * fit.slope_std)
-            gradient_std = np.sqrt(fit.dispersion * fit.variance / fit.num_steps)
-            gradient = fit.mean_gradient + gradient_std * jax.random.normal(gradient_key, shape)
 
-            draws[loc] = fit.mean - gradient / slope
+            # The mean gradient is independent of it; the optimum has the prior of the variable.
+            optimum = fit.mean - fit.mean_gradient / slope
+            std = np.sqrt(fit.dispersion * fit.variance / fit.num_steps) / slope
+            weight = 1 / (1 + (std / prior_scale) ** 2)
+            noise = jnp.sqrt(weight) * std * jax.random.normal(gradient_key, shape)
+
+            draws[loc] = jnp.asarray(weight * optimum + (1 - weight) * prior_loc + noise)
             draws[scale] = slope**-0.5
         return draws
 
@@ -280,9 +351,17 @@ class NoiseAwarePosterior:
         fits = self.fits.values()
         ratio = min(float(np.min(fit.slope / fit.slope_std)) for fit in fits)
         found = self.problems or ("no check of the trace failed",)
+        clipped = "not released (release_clipped_share of DPSVI)"
+        if self.clipped is not None:
+            share, share_std, move_of_all = self.clipped
+            clipped = (
+                f"{share:.2%}, with a standard error of {share_std:.2%} that moves estimates by"
+                f" about {share_std * move_of_all:.1f} posterior standard deviations"
+            )
         lines = [
             f"Noise-aware posterior of {next(iter(fits)).num_steps:,} steps; least curvature over"
             f" its standard deviation: {ratio:.1f}",
+            f"Share of clipped records: {clipped}",
             *(f"- {problem}" for problem in found),
             "- not included: the bias of clipping, and of gradients that are not linear over the"
             " range of the iterates. To check, which costs no privacy: simulate records from one"
@@ -292,11 +371,53 @@ class NoiseAwarePosterior:
         return "\n".join(lines)
 
 
-def find_problems(fits: dict[str, OptimumFit]) -> tuple[str, ...]:
+def find_priors(
+    fits: dict[str, OptimumFit], svi: "DPSVI", model_args: ModelArgs, names: MeanFieldParams
+) -> dict[str, tuple[Array, Array]]:
+    """Returns median and scale of the prior of each coordinate whose curvature is not identified.
+
+    Of the others zero and infinity. The scale is half the distance of the quantiles at 16 and 84 %.
+    Improper priors have no limit.
+    """
+    weak = {loc: fit.slope < MIN_SLOPE_RATIO * fit.slope_std for loc, fit in fits.items()}
+    unlimited = {
+        loc: (np.zeros(each.shape), np.full(each.shape, np.inf)) for loc, each in weak.items()
+    }
+    if not any(each.any() for each in weak.values()):
+        return unlimited
+
+    # Prior draws of the latent variables, unconstrained, with the names of the guide's means.
+    args, kwargs = model_args.spec.constant_args(model_args.arrays)
+    latents = list(find_sites(svi.model, model_args).latents)
+    prior = Predictive(svi.model, num_samples=_NUM_PRIOR_DRAWS, return_sites=latents)
+    with warnings.catch_warnings():  # constant records need not be in the support of a site
+        warnings.filterwarnings("ignore", ".*Out-of-support values")
+        try:
+            draws = prior(jax.random.key(0), *args, **kwargs)
+        except NotImplementedError:  # an improper prior has no draws
+            return unlimited
+        unconstrain = partial(unconstrain_fn, svi.model, args, kwargs)
+        unconstrained = jax.vmap(unconstrain)(draws)
+    if type(svi.guide) is AutoDiagonalNormal:
+        by_loc = {names.locs[0]: jax.vmap(lambda each: ravel_pytree(each)[0])(unconstrained)}
+    else:
+        guide: Any = svi.guide
+        by_loc = {f"{name}_{guide.prefix}_loc": each for name, each in unconstrained.items()}
+
+    limited = {}
+    for loc, each in weak.items():
+        low, median, high = np.quantile(np.asarray(by_loc[loc], float), [0.16, 0.5, 0.84], axis=0)
+        use = each & np.isfinite(low) & np.isfinite(high) & (high > low)
+        limited[loc] = np.where(use, median, 0.0), np.where(use, (high - low) / 2, np.inf)
+    return limited
+
+
+def find_problems(fits: dict[str, OptimumFit], clipped: ClippedShare | None) -> tuple[str, ...]:
     """Returns where the linear model of the trace does not hold, by parameter.
 
     Args:
       fits: the regressions, by the name of the guide's means.
+      clipped: share of clipped records, if it was released.
     """
     # One rate of false alarms for the two-sided checks of all coordinates.
     num_checks = sum(2 * fit.mean.size for fit in fits.values())
@@ -311,12 +432,19 @@ def find_problems(fits: dict[str, OptimumFit]) -> tuple[str, ...]:
         if weak:
             factor = (MIN_SLOPE_RATIO / max(float(ratio.min()), 1.0)) ** 2
             more = -(-int((factor - 1) * fit.num_steps) // 100) * 100
-            problems.append(
+            text = (
                 f"{name}: the curvature of {weak} of {size} coordinates is not identified (least"
                 f" ratio to its standard deviation {ratio.min():.1f}, below {MIN_SLOPE_RATIO:g}),"
-                f" so intervals are wide: about {more:,} more steps at the same noise multiplier,"
-                f" or a learning rate {factor:.1f} times as large"
+                " so intervals are wide, at most as the prior. It takes"
+                f" {'about' if ratio.min() > 1 else 'more than'} {more:,} more steps at the same"
+                " noise multiplier, at a larger epsilon: certify them first"
             )
+            if factor < _LARGEST_RATE_FACTOR:
+                text += (
+                    f"; or a learning rate {factor:.1f} times as large, as long as gradients are"
+                    " linear over the range of the iterates"
+                )
+            problems.append(text)
 
         moving = int((np.abs(fit.drift) > limit).sum())
         if moving:
@@ -334,4 +462,12 @@ def find_problems(fits: dict[str, OptimumFit]) -> tuple[str, ...]:
                 f" {np.abs(fit.curvature_change).max():.1f} standard errors): a larger burn_in, or"
                 " a smaller learning rate in the tail"
             )
+
+    if clipped is not None and clipped.is_certain and clipped.move > _LARGEST_MOVE:
+        problems.append(
+            f"{clipped.share:.2%} of the records are clipped (standard error"
+            f" {clipped.share_std:.2%}): if their gradients are twice as long as the bound, that"
+            f" moves estimates by about {clipped.move:.1f} posterior standard deviations, which"
+            " intervals do not include: a larger l2_clip"
+        )
     return tuple(problems)

@@ -14,9 +14,16 @@ mean is 1.
 Aligned gradients: g alone is clipped and released with noise, and J^T of the noisy sum is the
 gradient in xi: J depends on the released parameters and the draw from the guide, which all records
 share, and not on the data, so that is post-processing.
+
+The number of clipped records of a batch can be released with the sum, as one more entry to which a
+record adds at most e: gradients are clipped to g = sqrt(C^2 - e^2), so that a record's vector has
+at most the norm C, and mechanism and certificate are the same. A record adds e where its gradient
+is longer than 1.25 g, nothing up to g, and linearly more between: rounding of a record's norm,
+which may depend on the others in its batch, then changes the entry by little.
 """
 
 import functools
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -51,6 +58,7 @@ from dpjax.bayes.variational.elbo import (
 from dpjax.bayes.variational.gradient_trace import GradientTrace, record_gradient
 from dpjax.bayes.variational.model_args import Leaves, StepData, Values
 from dpjax.gradients import clipped_grad
+from dpjax.gradients.clipping import rounding_margin, total_l2_clip
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.batch_gradient import StepInfo, sum_next_draw
 from dpjax.training.run import Chunk, Update
@@ -62,6 +70,11 @@ _NO_BOUND, _REPORT_BATCH = 1e30, 1024
 # Exactly these types: a subclass may share parameters between entries.
 _OWN_PARAMETERS = (AutoMultivariateNormal, AutoLowRankMultivariateNormal)
 _WITH_MEANS = (AutoNormal, AutoDiagonalNormal, *_OWN_PARAMETERS)
+
+# Name of the entry for the number of clipped records: no parameter can have it.
+CLIPPED = "records clipped"
+# What a record adds to it, rounding included, over the clip bound; and by norm over bound.
+_ENTRY_SHARE, _ENTRY_SLOPE = 0.25, 4
 
 # Of a record: all that is clipped and released, or that of the guide's means alone.
 Gradient: TypeAlias = Literal["plain", "aligned"]
@@ -164,6 +177,7 @@ class VariationalStep:
       optim: numpyro's optimiser.
       sharding: of batches and parameters, or ``None`` for one device.
       gradient: of a record, ``"plain"`` or ``"aligned"``.
+      release_clipped_share: whether the number of clipped records is an entry of the sums.
       chunks: compiled loops of this step, by the shapes of their arguments.
     """
 
@@ -172,6 +186,7 @@ class VariationalStep:
     optim: Optimizer
     sharding: MeshSharding | None = None
     gradient: Gradient = "plain"
+    release_clipped_share: bool = False
     chunks: dict[tuple[Hashable, ...], Chunk[Any, Any]] = field(init=False, default_factory=dict)
 
     @property
@@ -179,6 +194,13 @@ class VariationalStep:
         """From a sum over a batch to an estimate of that over all records."""
         sampling = self.mechanism.sampling
         return sampling.num_examples / sampling.expected_batch_size
+
+    @property
+    def bounds(self) -> tuple[ClipBound, float]:
+        """Bounds on one record's gradient, and on what it adds to the entry for clipped records."""
+        if not self.release_clipped_share:
+            return self.mechanism.l2_clip, 0.0
+        return split_bound(self.mechanism)
 
     def update(self, state: DPSVIState, data: StepData) -> tuple[DPSVIState, jax.Array]:
         """Makes one step, and returns the loss alone: what a run keeps of each."""
@@ -213,16 +235,20 @@ class VariationalStep:
         return next_state, (self.scale * info.loss_sum + free_loss, info)
 
     def released(self, params: Values) -> Values:
-        """Returns the parameters whose clipped gradients are released with noise."""
-        if self.gradient == "plain":
-            return params
-        return {name: leaf for name, leaf in params.items() if name.endswith("_loc")}
+        """Returns a tree like the sums that are released with noise."""
+        if self.gradient == "aligned":
+            params = {name: leaf for name, leaf in params.items() if name.endswith("_loc")}
+        return self.with_clipped(params, jnp.zeros(()))
+
+    def with_clipped(self, tree: Values, entry: ArrayTree) -> Values:
+        """Returns a tree like the parameters, with an entry for clipped records if there is one."""
+        return {**tree, CLIPPED: entry} if self.release_clipped_share else tree
 
     def clipping_space(self, params: Values, arrays: Leaves, key: PRNGKey) -> ClippingSpace:
         """Returns the coordinates of the clipped gradients of a step that draws with ``key``."""
         if self.gradient == "aligned":
             return mean_space(self.terms, params, arrays, key, aligned=True)
-        return choose_clipping_space(self.terms, self.mechanism.l2_clip, params, arrays, key)
+        return choose_clipping_space(self.terms, self.bounds[0], params, arrays, key)
 
     def clipped_batch_gradient(
         self, state: DPSVIState, sampler: SamplerState, data: StepData
@@ -236,9 +262,8 @@ class VariationalStep:
         # One program for the physical batches of all draws.
         sampling = self.mechanism.sampling
         max_batch_size = sampling.num_static_batches * sampling.physical_batch_size
-        gradient_sum = clipped_grad(
-            space.loss, self.mechanism.l2_clip, max_batch_size=max_batch_size
-        )
+        l2_clip, entry = self.bounds
+        gradient_sum = clipped_grad(space.loss, l2_clip, max_batch_size=max_batch_size)
         clipped_sum, info, sampler = sum_next_draw(
             gradient_sum, sampling, sampler, space.point, examples, sharding=self.sharding
         )
@@ -246,6 +271,13 @@ class VariationalStep:
         # Aligned gradients are mapped to the parameters when they have their noise.
         if self.gradient == "plain":
             clipped_sum = space.to_params(clipped_sum)
+
+        # How many records are clipped. Where norms are of a random subset of a large draw, those
+        # with and without a record can be coupled to differ in one.
+        if self.release_clipped_share:
+            excess = ravel_pytree(info.norms)[0] / total_l2_clip(l2_clip) - 1
+            clipped = jnp.clip(_ENTRY_SLOPE * excess, 0, 1)  # NaN where the gradient is not finite
+            clipped_sum[CLIPPED] = entry * jnp.sum(clipped, where=info.mask & (clipped > 0))
         return clipped_sum, info, sampler
 
     def apply_noisy_gradient(
@@ -262,6 +294,8 @@ class VariationalStep:
         free_loss, free_gradient = jax.value_and_grad(partial(data_free_loss, self.terms))(
             params, arrays, key
         )
+        noisy_sum = dict(noisy_sum)
+        clipped = noisy_sum.pop(CLIPPED, jnp.zeros(()))
         if self.gradient == "aligned":
             noisy_sum = self.clipping_space(params, arrays, key).to_params(noisy_sum)
 
@@ -283,7 +317,8 @@ class VariationalStep:
         # What a noise-aware posterior is computed from.
         trace = state.trace
         if trace is not None:
-            trace = record_gradient(trace, params, gradient)
+            recorded = self.with_clipped(gradient, clipped)
+            trace = record_gradient(trace, self.with_clipped(params, jnp.zeros(())), recorded)
 
         state = state._replace(optim_state=optim_state, rng_key=rng_key, trace=trace)
         return state, free_loss
@@ -295,7 +330,7 @@ class VariationalStep:
     def clipping_report(self, params: Values, key: PRNGKey, data: StepData) -> ClippingReport:
         """Returns the effect of clipping on the mean gradient of all records."""
         examples, arrays = data
-        l2_clip, space = self.mechanism.l2_clip, self.clipping_space(params, arrays, key)
+        l2_clip, space = self.bounds[0], self.clipping_space(params, arrays, key)
 
         # The sums of the records' gradients, clipped and not.
         no_bound = jax.tree.map(lambda _: _NO_BOUND, l2_clip)
@@ -458,6 +493,33 @@ def check_aligned(guide: Callable[..., object], num_particles: int, l2_clip: Cli
         raise ValueError(
             'l2_clip must be one number with gradient="aligned", which clips the gradient in the'
             f" means alone, got {l2_clip}"
+        )
+
+
+def split_bound(mechanism: SubsampledGaussian) -> tuple[float, float]:
+    """Returns bounds on a record's gradient and on its entry: g^2 + (e + rounding)^2 = l2_clip^2.
+
+    Rounding of the entry's sum is that of a sum of gradients. Rounding of the norms of the other
+    records, two epsilons each as in `rounding_margin`, moves it by the slope times as much.
+    """
+    sampling, l2_clip = mechanism.sampling, total_l2_clip(mechanism.l2_clip)
+    num_terms = sampling.num_static_batches * sampling.physical_batch_size
+    margin = (1 + _ENTRY_SLOPE) * rounding_margin(num_terms)
+    bound = math.sqrt(1 - _ENTRY_SHARE**2) * (1 - 1e-12) * l2_clip
+    return bound, _ENTRY_SHARE * l2_clip / (1 + margin)
+
+
+def check_clipped_share(guide: Callable[..., object], l2_clip: ClipBound) -> None:
+    """Raises ValueError where the share of clipped records cannot be released or is not used."""
+    if type(guide) not in (AutoNormal, AutoDiagonalNormal):
+        raise ValueError(
+            "guide must be AutoNormal or AutoDiagonalNormal with release_clipped_share=True: it is"
+            f" for noise-aware posteriors, got {type(guide).__name__}"
+        )
+    if not jax.tree_util.treedef_is_leaf(jax.tree.structure(l2_clip)):
+        raise ValueError(
+            "l2_clip must be one number with release_clipped_share=True, which takes a part of it,"
+            f" got {l2_clip}"
         )
 
 

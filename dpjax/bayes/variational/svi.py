@@ -39,18 +39,24 @@ from dpjax.bayes.variational.model_args import (
 )
 from dpjax.bayes.variational.noise_aware import (
     MIN_TAIL_STEPS,
+    ClippedShare,
     NoiseAwarePosterior,
+    find_priors,
     find_problems,
     fit_optimum,
+    move_by_loss,
 )
 from dpjax.bayes.variational.step import (
+    CLIPPED,
     ClippingReport,
     DPSVIState,
     Gradient,
     Optimizer,
     VariationalStep,
     check_aligned,
+    check_clipped_share,
     place_state,
+    split_bound,
 )
 from dpjax.bayes.variational.validate import (
     check_first_argument,
@@ -137,6 +143,7 @@ class DPSVIResult(RunResult):
         nothing is clipped. Where coordinates are correlated, the curvature of one is that with the
         others moving along, so draws of the guide have nearly the marginal standard deviations of
         the posterior, and the noise is widened by what blocks of steps vary more than the model.
+        Where the curvature is not identified, the prior limits optimum and scale.
 
         Any optimiser: the regression uses pairs of parameters and gradients alone. It takes a fixed
         learning rate, not one that falls to zero, to identify the curvature: iterates must vary
@@ -148,7 +155,8 @@ class DPSVIResult(RunResult):
 
         Returns:
           A `NoiseAwarePosterior`, with ``posterior_samples`` and ``predict``. A warning is given
-          for each of its ``problems``: curvature not identified, not settled, not linear.
+          for each of its ``problems``: curvature not identified, not settled, not linear; with
+          ``release_clipped_share`` also moved by clipping.
 
         Privacy:
           Post-processing of what the run released: no further cost.
@@ -205,10 +213,24 @@ class DPSVIResult(RunResult):
             )
             for loc, std in zip(names.locs, names.scales, strict=True)
         }
-        problems = find_problems(fits)
+
+        # The share of clipped records, from what was released of their number.
+        clipped = None
+        if self.svi.release_clipped_share:
+            bound, entry = split_bound(planned)
+            batch_size = planned.sampling.expected_batch_size
+            share = tails[CLIPPED].g.sum() / (entry * batch_size * counts.sum())
+            share_std = np.sqrt(np.mean(noise_std**2) / counts.sum()) / (scale * entry * batch_size)
+            move_of_all = move_by_loss(fits, planned.sampling.num_examples * bound)
+            clipped = ClippedShare(float(share), float(share_std), move_of_all)
+
+        problems = find_problems(fits, clipped)
         for problem in problems:
             warnings.warn(problem, stacklevel=2)
-        return NoiseAwarePosterior(fits, problems, self.svi, self.model_args, names)
+        priors = find_priors(fits, self.svi, self.model_args, names)
+        return NoiseAwarePosterior(
+            fits, priors, clipped, problems, self.svi, self.model_args, names
+        )
 
     def _released_tables(self) -> list[HTMLTable]:
         return [leaf_table("Released parameters of the guide, by param site", self.params)]
@@ -278,6 +300,11 @@ class DPSVI:
         `AutoLowRankMultivariateNormal`, clips and releases that in the guide's means alone, and
         computes that in the other parameters from the noisy sum and the draw from the guide, which
         is post-processing: the cost is the same, and scales have less noise.
+      release_clipped_share: whether the number of clipped records is released with each sum, for
+        `DPSVIResult.noise_aware_posterior`, which then knows whether clipping moves it. For
+        `AutoNormal` and `AutoDiagonalNormal`, and one number ``l2_clip``. It is an entry of the
+        same Gaussian release, so the certificate is the same; what it costs is 3 % of the bound on
+        gradients.
       **static_kwargs: further arguments for model and guide, as numpyro's.
 
     Attributes:
@@ -290,6 +317,7 @@ class DPSVI:
       loss: the loss, an ELBO of numpyro.
       sharding: of batches and parameters, or ``None`` for one device.
       gradient: of a record, ``"plain"`` or ``"aligned"``.
+      release_clipped_share: whether the number of clipped records is released with each sum.
 
     Privacy:
       A run releases the parameters after every step, at the cost that its result certifies. In a
@@ -338,6 +366,7 @@ class DPSVI:
         mechanism: SubsampledGaussian,
         sharding: MeshSharding | None = None,
         gradient: Gradient = "plain",
+        release_clipped_share: bool = False,
         **static_kwargs: object,
     ) -> None:
         loss = Trace_ELBO() if loss is None else loss
@@ -347,6 +376,9 @@ class DPSVI:
         check_choice("gradient", gradient, get_args(Gradient))
         if gradient == "aligned":
             check_aligned(guide, loss.num_particles, mechanism.l2_clip)
+        if release_clipped_share:
+            check_clipped_share(guide, mechanism.l2_clip)
+        self.release_clipped_share = release_clipped_share
         self.mechanism = replace(mechanism, size_scaled=True)
         self.gradient: Gradient = gradient
         self.sharding, self.static_kwargs = sharding, static_kwargs
@@ -376,6 +408,7 @@ class DPSVI:
             mechanism=replace(self.mechanism, sampling=sampling),
             sharding=self.sharding,
             gradient=self.gradient,
+            release_clipped_share=self.release_clipped_share,
             **self.static_kwargs,
         )
 
@@ -406,13 +439,14 @@ class DPSVI:
         # Model and guide are checked before the first step.
         params = self.optim.get_params(svi_state.optim_state)
         step = self._step(params, model_args)
+        traced = step.with_clipped(params, jnp.zeros(()))
         state = DPSVIState(
             svi_state.optim_state,
             svi_state.rng_key,
             self.mechanism.sampling.init(sampler_key),
             self.mechanism.noise(noise_key).init(step.released(params)),
             seeded_flag(key),
-            init_trace(params) if mean_field_params(self.guide, params) else None,
+            init_trace(traced) if mean_field_params(self.guide, params) else None,
         )
 
         # All processes of `jax.distributed` must make the same run.
@@ -761,7 +795,14 @@ class DPSVI:
             constrain, spec = self._svi.constrain_fn, model_args.spec
             terms = ELBOTerms(self.model, self.guide, self.loss, constrain, plate, spec)
             check_terms(terms, params, model_args)
-            step = VariationalStep(terms, self.mechanism, self.optim, self.sharding, self.gradient)
+            step = VariationalStep(
+                terms,
+                self.mechanism,
+                self.optim,
+                self.sharding,
+                self.gradient,
+                self.release_clipped_share,
+            )
             if self.gradient == "aligned":  # the guide's parameters must be all
                 space_of = partial(step.clipping_space, key=jax.random.key(0))
                 jax.eval_shape(lambda *given: space_of(*given).point, params, model_args.arrays)
