@@ -44,6 +44,7 @@ MODULES = (
     "experiments.bayes.wine",
     "experiments.bayes.coverage",
     "experiments.bayes.noise_aware",
+    "experiments.bayes.models",
     "experiments.bayes.gdsc",
     "experiments.bayes.wishart",
     "experiments.bayes.holders",

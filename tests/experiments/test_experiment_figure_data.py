@@ -58,6 +58,8 @@ bayes.coverage coverage 1 | exact | * > settings > num_examples | * > measured >
 bayes.noise_aware coverage 0 | noise-aware | * > measured > noise-aware, coverage % | -
 bayes.noise_aware coverage 0 | last iterate | * > measured > last iterate, coverage % | -
 bayes.noise_aware coverage 1 | noise-aware | * > measured > noise-aware, length over not private | -
+bayes.models coverage 0 | noise-aware | * > measured > noise-aware, coverage % | -
+bayes.models coverage 0 | guide alone | * > measured > guide alone, coverage % | -
 bayes.gdsc spearman 0 | projected | projected > series > Spearman by ε > 0 | points
 bayes.gdsc spearman 1 | no projection | no projection > series > Spearman by number of lines, ε = 2 > 0 | points
 bayes.holders errors 0 | trusted aggregator | trusted aggregator > settings > epsilons | trusted aggregator > series > errors

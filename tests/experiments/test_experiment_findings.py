@@ -196,6 +196,19 @@ CASES = {
             r"curves; where at least 1 % of the records are clipped, noise-aware",
         ),
     ],
+    "bayes.models": [
+        ({}, "not compared", r"90 % intervals cover, by model, noise-aware \d+ to"),
+        (
+            {(ANY, "measured", "noise-aware, coverage %"): 99.0},
+            "not compared",
+            r"noise-aware 99 to 99 %, guide alone \d+ to \d+ %\.$",
+        ),
+        (
+            {("mixture, C = 5", "measured", "noise-aware, coverage %"): 70.0},
+            "not compared",
+            r"below 85 %.*mixture, C = 5 \(",
+        ),
+    ],
     "bayes.gdsc": [
         ({}, "reproduced in part", r"0\.199, is above those"),
         (

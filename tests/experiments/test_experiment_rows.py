@@ -120,6 +120,11 @@ ROWS = {
         {"num_steps": 400, "num_data_sets": 2, "num_examples": 500},
         {},
     ),
+    "bayes.models": (
+        "hierarchical logistic regression, C = 2",
+        {"num_steps": 200, "num_data_sets": 2, "num_examples": 500},
+        {},
+    ),
     "bayes.gdsc": ("projected", {"num_repeats": 2, "epsilons": (1.0, 2.0), "sizes": (400,)}, {}),
     "bayes.wishart": ("Wishart, d = 5", {"draws": 500}, {}),
     "bayes.holders": ("distributed, N = 10, T = 0", {"repeats": 1, "num_train": 200}, {}),
