@@ -303,7 +303,8 @@ def pld_epsilon(atoms: AtomicEvents, delta: float) -> float:
             break
 
     if math.isinf(value):
-        raise UnsupportedEventError(
+        # More noise may help, but not where rounding alone exceeds delta.
+        raise (TooLittleNoiseError if safe_delta > 0 else UnsupportedEventError)(
             f"truncation and rounding leave no finite epsilon at delta = {delta:g}"
         )
     return float(value)

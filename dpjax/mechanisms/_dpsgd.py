@@ -72,6 +72,7 @@ def dpsgd(
     check(len(given) == 1, "the noise", given, "given by exactly one of epsilon, noise_multiplier")
     if epsilon is not None:
         check_positive("epsilon", epsilon)
+        check(delta is not None, "delta", delta, "given with epsilon, such as 1e-6")
         check_delta(delta)
     else:
         check(delta is None, "delta", delta, "left out where noise_multiplier is given")

@@ -20,9 +20,16 @@ from helpers.accounting_cases import (
 from scipy.optimize import brentq
 from scipy.stats import binom
 
-from dpjax.accounting import UnsupportedEventError, accountants, epsilon, epsilon_bounds, gdp
-from dpjax.accounting.accountants import METHODS, pld_profile
-from dpjax.accounting.events import decompose
+from dpjax.accounting import (
+    ApproximateDpEvent,
+    UnsupportedEventError,
+    accountants,
+    epsilon,
+    epsilon_bounds,
+    gdp,
+)
+from dpjax.accounting.accountants import METHODS, certified_epsilon, pld_profile
+from dpjax.accounting.events import TooLittleNoiseError, decompose
 
 DELTA = 1e-5
 
@@ -76,6 +83,12 @@ def test_pld_epsilon_lowers_delta_by_rounding():
 def test_pld_epsilon_refuses_delta_below_rounding():
     with pytest.raises(UnsupportedEventError, match=r"no finite epsilon at delta = 1e-13.*'rdp'"):
         epsilon(poisson(100.0, 0.5, 10_000), 1e-13, adjacency="add_remove")
+
+
+def test_infinite_losses_beyond_delta_are_too_little_noise():
+    """So that a calibration goes on to more noise."""
+    with pytest.raises(TooLittleNoiseError, match="no finite epsilon at delta = 1e-06"):
+        certified_epsilon(decompose(ApproximateDpEvent(1.0, delta=1e-3), "add_remove"), 1e-6)
 
 
 def test_pld_epsilon_grid_follows_the_step():

@@ -120,7 +120,7 @@ def test_replaced_epochs_must_be_those_of_the_sampler():
     [
         ({"noise_multiplier": None}, r"exactly one of epsilon, noise_multiplier, got \[\]"),
         ({"epsilon": 1.0, "delta": 1e-6}, r"exactly one of .* got \['epsilon', 'noise_multiplier'"),
-        ({"noise_multiplier": None, "epsilon": 1.0}, r"delta must be in \(0, 1\), got None"),
+        ({"noise_multiplier": None, "epsilon": 1.0}, "delta must be given with epsilon"),
         ({"noise_multiplier": None, "epsilon": 1.0, "delta": 1.0}, r"delta must be in \(0, 1\)"),
         ({"noise_multiplier": None, "epsilon": 0.0, "delta": 1e-6}, "epsilon must be a finite num"),
         ({"delta": 1e-6}, "delta must be left out where noise_multiplier is given, got 1e-06"),
