@@ -273,7 +273,7 @@ def certified_epsilon(atoms: AtomicEvents, delta: float) -> tuple[str, float]:
 
 
 def pld_epsilon(atoms: AtomicEvents, delta: float) -> float:
-    """Returns an upper bound on epsilon at ``delta``.
+    """Returns an upper bound on epsilon at ``delta``, by composing privacy loss distributions.
 
     It is at most 1 % above the truth, mostly 0.1 %, unless ``delta`` is near the rounding error,
     epsilon beyond some hundreds or so near zero that its error matters less than a thousandth of
@@ -311,7 +311,7 @@ def pld_epsilon(atoms: AtomicEvents, delta: float) -> float:
 
 
 def pld_profile(atoms: AtomicEvents, epsilons: Array, direction: Direction | None) -> Array:
-    """Returns upper bounds on delta at any real ``epsilons``, by default in both directions."""
+    """Returns upper bounds on delta at ``epsilons``, by composing privacy loss distributions."""
     atoms = coarsen_noise_schedule(atoms, "upper")
     check_supported(atoms)
 

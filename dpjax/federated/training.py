@@ -192,7 +192,7 @@ OptimizerForNoise = Callable[[float], optax.GradientTransformation]
 
 
 class Training(NamedTuple, Generic[State]):
-    """Functions of the analyst and of each holder.
+    """A federated training: functions that the analyst and each holder call in a round.
 
     Attributes:
       mechanism: sampler, clip bound, noise and number of steps.
@@ -381,7 +381,7 @@ def svi_training(
 
 
 class ParameterFormat(Generic[State]):
-    """Conversion of the analyst's parameters and states to words and bytes, and back.
+    """Serialisation of the analyst's parameters (64-bit words) and states (bytes).
 
     A training with another number of parameters than the plan's ``size``, or with parameters that
     are no floats, is refused. ``start`` is the starting state.

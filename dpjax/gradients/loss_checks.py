@@ -500,7 +500,7 @@ def _draw(leaves: Sequence[jax.Array], count: int, kind: int, number: int) -> li
 
 
 def is_unchanged(before: jax.Array, after: jax.Array) -> bool:
-    """Whether equal up to the rounding of devices without a fixed order of summation.
+    """Whether two arrays are equal up to the rounding of a sum in another order.
 
     True too where a traced value leaves it unknown.
     """
@@ -508,7 +508,7 @@ def is_unchanged(before: jax.Array, after: jax.Array) -> bool:
 
 
 def is_close(a: jax.Array, b: jax.Array) -> bool:
-    """Whether equal up to rounding in a computation of another shape, where both are finite.
+    """Whether two arrays, where finite, are equal up to rounding in batches of another size.
 
     True too where a traced value leaves it unknown.
     """

@@ -163,7 +163,7 @@ def count_interval(number: float, n: float, noise_std: float, level: float) -> L
 
 
 def count(column: Column | None = None, *, equal_to: Any = None, weight: float = 1.0) -> Query:
-    """Returns a query of the number of records, or of those whose column has one value.
+    """Returns a query that counts the records, or those with one value in a column.
 
     The number of all records is a fact of the data: its interval includes noise alone. For records
     with one value the interval is of their expected number in a sample of this size, so it includes

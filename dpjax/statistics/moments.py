@@ -176,7 +176,7 @@ class Coefficient(Statistic):
 
 @dataclass(frozen=True)
 class Moments(Query):
-    """Average monomials of columns, and statistics that are functions of them.
+    """Query of means, covariances, correlations or regressions: one release of sums of products.
 
     Attributes:
       label: of the query.
@@ -194,7 +194,7 @@ class Moments(Query):
 
     @functools.cached_property
     def monomials(self) -> tuple[Monomial, ...]:
-        """The monomials that are released, in the order of their degrees."""
+        """The products of columns whose sums are released, by degree."""
         columns = range(len(self.bounds))
         return tuple(
             monomial
@@ -380,7 +380,7 @@ class Moments(Query):
 
 @dataclass(frozen=True)
 class GroupedMoments(Query):
-    """Moments of each group of records, released together with the groups' numbers of records.
+    """Query of means or variances by group: one release of the groups' counts and sums.
 
     Attributes:
       label: of the query.

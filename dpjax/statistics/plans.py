@@ -35,7 +35,7 @@ _SIZE_WEIGHT = 0.25
 
 @dataclass(frozen=True)
 class StatisticsPlan(Mechanism):
-    """Mechanism of several queries with one privacy budget, made without the data.
+    """Private release of several statistics of a table under one budget, built without the data.
 
     Attributes:
       queries: as `plan` groups them: moments of one column with the same bounds are one query.

@@ -60,7 +60,7 @@ class Size:
 
 
 class Query(abc.ABC):
-    """Base class of statistics that a plan releases; `mean` and other functions return one.
+    """A statistic to release under a plan, as `mean`, `count`, `quantile` and others return it.
 
     Attributes:
       label: what it is of, such as ``"mean of age"``.

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoNormal
 
-import dpjax
 from dpjax.bayes import DPSVI
+from experiments.bayes.noise_aware import RunSettings, coverage
 from experiments.lib.figures import CERTIFIED, PALETTE, new_figure
 from experiments.lib.plots import draw_by_row, legend_below
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext
@@ -142,41 +142,26 @@ CASES = {
 }
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Model, clip bound, learning rate of Adam, privacy budget and data sets of one row."""
+@dataclass(frozen=True, kw_only=True)
+class Settings(RunSettings):
+    """Those of a row, its model and the learning rate of Adam."""
 
     model: str
-    l2_clip: float
     learning_rate: float
-    num_data_sets: int = 6
-    num_examples: int = 5_000
-    num_steps: int = 4_000
-    sampling_rate: float = 0.1
     epsilon: float = 1.0
     delta: float = 1e-6
-    seed: int = 0
+    num_data_sets: int = 6
 
 
 @functools.cache
 def inference(settings: Settings) -> DPSVI:
     """Returns DPSVI with aligned gradients and the share of clipped records."""
-    num, rate = settings.num_examples, settings.sampling_rate
-    mechanism = dpjax.dpsgd(
-        num_examples=num,
-        batch_size=round(num * rate),
-        epochs=settings.num_steps * rate,
-        epsilon=settings.epsilon,
-        delta=settings.delta,
-        l2_clip=settings.l2_clip,
-        adjacency="zero_out",
-    )
     model = CASES[settings.model].model
     return DPSVI(
         model,
         AutoNormal(model, init_scale=0.05),
         optax.adam(settings.learning_rate),
-        mechanism=mechanism,
+        mechanism=settings.mechanism,
         gradient="aligned",
         release_clipped_share=True,
     )
@@ -203,14 +188,17 @@ def _narrow(values: Array) -> Array:
 
 def rows(profile: str) -> list[Row]:
     settings = [
-        Settings("logistic regression", 3.0, 0.02),
-        Settings("hierarchical logistic regression", 2.0, 0.03),
-        Settings("horseshoe regression", 8.0, 0.01),
-        Settings("mixture", 5.0, 0.02),
-        Settings("Poisson regression", 8.0, 0.02),
-        Settings("Poisson regression", 2.0, 0.02),
-        Settings("ordinal regression", 3.0, 0.02),
-        Settings("zero-inflated regression", 8.0, 0.02),
+        Settings(model=model, l2_clip=l2_clip, learning_rate=rate)
+        for model, l2_clip, rate in (
+            ("logistic regression", 3.0, 0.02),
+            ("hierarchical logistic regression", 2.0, 0.03),
+            ("horseshoe regression", 8.0, 0.01),
+            ("mixture", 5.0, 0.02),
+            ("Poisson regression", 8.0, 0.02),
+            ("Poisson regression", 2.0, 0.02),
+            ("ordinal regression", 3.0, 0.02),
+            ("zero-inflated regression", 8.0, 0.02),
+        )
     ]
     changes = {"num_data_sets": 40} if profile == "paper" else {}
     return [
@@ -222,7 +210,6 @@ def rows(profile: str) -> list[Row]:
 def run_row(row: Row, context: RowContext) -> Result:
     settings = Settings(**row.settings)
     case, svi = CASES[settings.model], inference(settings)
-    levels = [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2]
 
     covered: dict[str, dict[str, list[bool]]] = {method: {} for method in _STYLES}
     lengths: dict[str, list[float]] = {method: [] for method in _STYLES}
@@ -243,10 +230,9 @@ def run_row(row: Row, context: RowContext) -> Result:
             samples = sample(draw_key, _NUM_DRAWS)
             draws = case.compared({name: np.asarray(each[0]) for name, each in samples.items()})
             for name, each in draws.items():
-                low, high = np.quantile(each, levels, axis=0)
-                inside = np.ravel((low < compared[name]) & (compared[name] < high))
+                inside, sizes = coverage(each, compared[name], _LEVEL)
                 covered[method].setdefault(name, []).extend(inside.tolist())
-                lengths[method] += np.ravel(high - low).tolist()
+                lengths[method].extend(sizes.tolist())
 
         # What a user is told, and what is true.
         report = svi.clipping_report(jax.random.key(0), result.state, *arguments)

@@ -124,45 +124,61 @@ FAMILIES = {
 }
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Conjugate family, clip bound, privacy budget, steps and data sets of one row."""
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """Clip bound, privacy budget, steps and data sets of one row."""
 
-    family: str
     l2_clip: float
     epsilon: float
+    delta: float
+    num_data_sets: int
     num_examples: int = 5_000
     sampling_rate: float = 0.1
     num_steps: int = 4_000
+    seed: int = 0
+
+    @property
+    def mechanism(self) -> dpjax.SubsampledGaussian:
+        """DP-SGD with the least noise for the budget."""
+        return dpjax.dpsgd(
+            num_examples=self.num_examples,
+            batch_size=round(self.num_examples * self.sampling_rate),
+            epochs=self.num_steps * self.sampling_rate,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            l2_clip=self.l2_clip,
+            adjacency="zero_out",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(RunSettings):
+    """Those of a row, and its conjugate family."""
+
+    family: str
     delta: float = 1e-5
     num_data_sets: int = 40
-    seed: int = 0
+
+
+def coverage(draws: Array, truth: Array, level: float) -> tuple[Array, Array]:
+    """Returns, of each entry, whether the central interval of the draws covers; and its length."""
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return np.ravel((low < truth) & (truth < high)), np.ravel(high - low)
 
 
 @functools.cache
 def inference(settings: Settings) -> DPSVI:
     """Returns DPSVI by SGD whose scale and rates follow from bound and number of records."""
-    num, rate, clip = settings.num_examples, settings.sampling_rate, settings.l2_clip
-    mechanism = dpjax.dpsgd(
-        num_examples=num,
-        batch_size=round(num * rate),
-        epochs=settings.num_steps * rate,
-        epsilon=settings.epsilon,
-        delta=settings.delta,
-        l2_clip=clip,
-        adjacency="zero_out",
-    )
-
     # With a clip bound of three root mean squares of records' gradients this is the posterior's
     # standard deviation; a step goes a tenth of the way to the optimum.
-    scale = 3 / (clip * math.sqrt(num))
+    scale = 3 / (settings.l2_clip * math.sqrt(settings.num_examples))
     optimizer = optax.partition(
         {"loc": optax.sgd(0.1 * scale**2), "scale": optax.sgd(0.1 * scale)},
         lambda params: {name: name.rpartition("_")[2] for name in params},
     )
     model = FAMILIES[settings.family].model
     guide = AutoNormal(model, init_scale=scale)
-    return DPSVI(model, guide, optimizer, mechanism=mechanism, gradient="aligned")
+    return DPSVI(model, guide, optimizer, mechanism=settings.mechanism, gradient="aligned")
 
 
 class Fit(NamedTuple):
@@ -184,7 +200,7 @@ class Fit(NamedTuple):
 
 
 def fit(settings: Settings, number: int) -> Fit:
-    """Simulates the data set of this number and computes its posteriors."""
+    """Simulates one data set, runs DPSVI on it and draws from all posteriors of it."""
     family, svi = FAMILIES[settings.family], inference(settings)
     rng = np.random.default_rng((settings.seed, number))
     truth, records = family.simulate(rng, settings.num_examples)
@@ -232,16 +248,14 @@ def run_row(row: Row, context: RowContext) -> Result:
     # Of each method the coverage of all parameters, and the length of their intervals.
     measured: dict[str, Any] = {}
     lengths = {}
-    levels = [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2]
     for method in _STYLES:
-        covered, sizes = [], []
-        for each in fits:
-            for name, draws in each.draws[method].items():
-                low, high = np.quantile(draws, levels, axis=0)
-                covered += np.ravel((low < each.truth[name]) & (each.truth[name] < high)).tolist()
-                sizes += np.ravel(high - low).tolist()
+        intervals = [
+            coverage(draws, each.truth[name], _LEVEL)
+            for each in fits
+            for name, draws in each.draws[method].items()
+        ]
+        covered, lengths[method] = map(np.concatenate, zip(*intervals, strict=True))
         measured[f"{method}, coverage %"] = percent(covered)
-        lengths[method] = np.array(sizes)
     for method in _COMPARED:
         ratio = np.median(lengths[method] / lengths["not private"])
         measured[f"{method}, length over not private"] = float(ratio)

@@ -251,8 +251,10 @@ def test_resumed_runs_have_the_same_trace(tmp_path):
 
 def test_share_is_refused_where_it_is_not_used():
     with pytest.raises(ValueError, match=r"guide must be AutoNormal or.*got AutoMultivariate"):
-        inference(guide=FULL_RANK)
+        inference(guide=FULL_RANK).init(KEY, MIXED)
     with pytest.raises(ValueError, match="l2_clip must be one number with release_clipped"):
         inference(l2_clip={"means_auto_loc": 1.0, "weight_auto_loc": 1.0})
+    with pytest.raises(TypeError, match="release_clipped_share must be True or False"):
+        inference(share="yes")
     with pytest.raises(ValueError, match="release_clipped_share=False"):
         svi_training(KEY, inference(), {"x": 0.0})

@@ -57,6 +57,18 @@ def mean_field_params(
     return MeanFieldParams(locs, scales, autoguide.scale_constraint)
 
 
+def check_mean_field(guide: Callable[..., object], params: Mapping[str, object]) -> MeanFieldParams:
+    """Returns the names as `mean_field_params`; raises ValueError where no trace is kept."""
+    names = mean_field_params(guide, params)
+    if names is None:
+        raise ValueError(
+            f"guide must be AutoNormal or AutoDiagonalNormal of at most {MAX_PARAMETERS:,}"
+            " parameters, and the model without param sites, got"
+            f" {type(guide).__name__} with parameters of shapes {jax.tree.map(jnp.shape, params)}"
+        )
+    return names
+
+
 class GradientTrace(NamedTuple):
     """Sums over blocks of consecutive steps, from which gradients are regressed on parameters.
 

@@ -48,8 +48,7 @@ MIN_SLOPE_RATIO = 3.0
 # Of all checks of one posterior together, under the model.
 _FALSE_ALARM_RATE = 0.01
 _NUM_PRIOR_DRAWS = 1_000
-# A learning rate much larger makes the range of the iterates, over which gradients must be linear,
-# wide.
+# A larger rate is not recommended: gradients must be linear over the range of the iterates.
 _LARGEST_RATE_FACTOR = 2.5
 # Of the clipped share over its standard error, and of the move in posterior standard deviations.
 _CLIPPED_RATIO, _LARGEST_MOVE = 3.0, 0.5
@@ -81,6 +80,11 @@ class OptimumFit(NamedTuple):
     drift: Array
     curvature_change: Array
 
+    @property
+    def is_identified(self) -> npt.NDArray[np.bool_]:
+        """Of each coordinate, whether the slope is far enough from zero to divide by."""
+        return self.slope >= MIN_SLOPE_RATIO * self.slope_std
+
 
 class ClippedShare(NamedTuple):
     """Share of the records of the tail's batches whose gradient exceeds its bound, as released.
@@ -101,10 +105,11 @@ class ClippedShare(NamedTuple):
 
     @property
     def move(self) -> float:
-        """Root mean square of what clipping moves estimates by, in posterior standard deviations.
+        """Approximate bias of the estimates by clipping, in posterior standard deviations.
 
-        If clipped gradients are, on average, twice as long as the bound, and what they lose adds up
-        in one direction that has all coordinates alike: an order of magnitude.
+        The root mean square over coordinates, if clipped gradients are on average twice as long as
+        the bound, and what they lose adds up in one direction that has all coordinates alike: an
+        order of magnitude.
         """
         return max(self.share, 0.0) * self.move_of_all
 
@@ -184,7 +189,7 @@ def fit_optimum(
 
 
 def move_by_loss(fits: dict[str, OptimumFit], loss: float) -> float:
-    """Returns what a loss of gradient moves estimates by, in posterior standard deviations.
+    """Returns how many posterior standard deviations estimates move by if gradients lose ``loss``.
 
     Args:
       fits: the regressions, by the name of the guide's means.
@@ -304,7 +309,7 @@ class NoiseAwarePosterior:
         return draws
 
     def posterior_samples(self, rng_key: PRNGKey, num_samples: int) -> dict[str, jax.Array]:
-        """Draws the global latent variables.
+        """Draws the global latent variables from the noise-aware posterior.
 
         Args:
           rng_key: a JAX key.
@@ -379,7 +384,7 @@ def find_priors(
     Of the others zero and infinity. The scale is half the distance of the quantiles at 16 and 84 %.
     Improper priors have no limit.
     """
-    weak = {loc: fit.slope < MIN_SLOPE_RATIO * fit.slope_std for loc, fit in fits.items()}
+    weak = {loc: ~fit.is_identified for loc, fit in fits.items()}
     unlimited = {
         loc: (np.zeros(each.shape), np.full(each.shape, np.inf)) for loc, each in weak.items()
     }
@@ -413,7 +418,7 @@ def find_priors(
 
 
 def find_problems(fits: dict[str, OptimumFit], clipped: ClippedShare | None) -> tuple[str, ...]:
-    """Returns where the linear model of the trace does not hold, by parameter.
+    """Returns the failed checks of a noise-aware posterior: curvature, drift, linearity, clipping.
 
     Args:
       fits: the regressions, by the name of the guide's means.
@@ -428,14 +433,14 @@ def find_problems(fits: dict[str, OptimumFit], clipped: ClippedShare | None) -> 
         size = fit.mean.size
 
         ratio = fit.slope / fit.slope_std
-        weak = int((ratio < MIN_SLOPE_RATIO).sum())
+        weak = int((~fit.is_identified).sum())
         if weak:
             factor = (MIN_SLOPE_RATIO / max(float(ratio.min()), 1.0)) ** 2
             more = -(-int((factor - 1) * fit.num_steps) // 100) * 100
             text = (
                 f"{name}: the curvature of {weak} of {size} coordinates is not identified (least"
                 f" ratio to its standard deviation {ratio.min():.1f}, below {MIN_SLOPE_RATIO:g}),"
-                " so intervals are wide, at most as the prior. It takes"
+                " so intervals are wide, limited by the prior. It takes"
                 f" {'about' if ratio.min() > 1 else 'more than'} {more:,} more steps at the same"
                 " noise multiplier, at a larger epsilon: certify them first"
             )

@@ -40,6 +40,7 @@ from numpyro.infer.autoguide import (
 )
 from numpyro.ops.provenance import eval_provenance
 
+from dpjax._checks import check
 from dpjax._typing import (
     ArrayTree,
     ClipBound,
@@ -136,7 +137,7 @@ class ClippingSpace(NamedTuple):
 
 
 class ClippingReport(NamedTuple):
-    """Effect of clipping on the mean gradient of all records. **Private values**, not released.
+    """Share of clipped records, and the bias of clipping in the mean gradient: **private values**.
 
     Attributes:
       share_clipped: fraction of the records whose gradient norm exceeds its bound.
@@ -169,7 +170,7 @@ class ClippingReport(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class VariationalStep:
-    """A step of `DPSVI` for one kind of arguments, as the driver of runs takes steps.
+    """One DPSVI step (sample, clip, sum, add noise, update) for arguments of given shapes.
 
     Attributes:
       terms: of the negative ELBO.
@@ -191,7 +192,7 @@ class VariationalStep:
 
     @property
     def scale(self) -> float:
-        """From a sum over a batch to an estimate of that over all records."""
+        """Number of records over the expected batch size, by which batch sums are multiplied."""
         sampling = self.mechanism.sampling
         return sampling.num_examples / sampling.expected_batch_size
 
@@ -203,7 +204,7 @@ class VariationalStep:
         return split_bound(self.mechanism)
 
     def update(self, state: DPSVIState, data: StepData) -> tuple[DPSVIState, jax.Array]:
-        """Makes one step, and returns the loss alone: what a run keeps of each."""
+        """Makes one step of DP variational inference, and returns the next state and the loss."""
         state, (loss, _) = self.update_with_info(state, data)
         return state, loss
 
@@ -215,7 +216,7 @@ class VariationalStep:
     def update_with_info(
         self, state: DPSVIState, data: StepData
     ) -> tuple[DPSVIState, tuple[jax.Array, StepInfo]]:
-        """Makes one step of DP-VI: clipped gradient sum, noise, optimiser.
+        """Makes one step of DP variational inference: clipped sum, noise, optimiser update.
 
         Returns:
           The next state; and, not released, an estimate of the negative ELBO and a `StepInfo`.
@@ -245,7 +246,7 @@ class VariationalStep:
         return {**tree, CLIPPED: entry} if self.release_clipped_share else tree
 
     def clipping_space(self, params: Values, arrays: Leaves, key: PRNGKey) -> ClippingSpace:
-        """Returns the coordinates of the clipped gradients of a step that draws with ``key``."""
+        """Returns the coordinates in which a step that draws with ``key`` clips gradients."""
         if self.gradient == "aligned":
             return mean_space(self.terms, params, arrays, key, aligned=True)
         return choose_clipping_space(self.terms, self.bounds[0], params, arrays, key)
@@ -253,7 +254,7 @@ class VariationalStep:
     def clipped_batch_gradient(
         self, state: DPSVIState, sampler: SamplerState, data: StepData
     ) -> tuple[Values, StepInfo, SamplerState]:
-        """Returns the sum that noise is added to, infos, and the sampler's next state."""
+        """Returns the clipped gradient sum of a batch, its infos, and the sampler's next state."""
         # The draw from the guide, and the coordinates in which gradients are clipped.
         examples, arrays = data
         _, key = jax.random.split(state.rng_key)
@@ -294,6 +295,8 @@ class VariationalStep:
         free_loss, free_gradient = jax.value_and_grad(partial(data_free_loss, self.terms))(
             params, arrays, key
         )
+
+        # The released sum of gradients in the parameters, and the entry for clipped records.
         noisy_sum = dict(noisy_sum)
         clipped = noisy_sum.pop(CLIPPED, jnp.zeros(()))
         if self.gradient == "aligned":
@@ -328,7 +331,7 @@ class VariationalStep:
         return self.clipped_batch_gradient(state, self.mechanism.sampling.init(key), data)[0]
 
     def clipping_report(self, params: Values, key: PRNGKey, data: StepData) -> ClippingReport:
-        """Returns the effect of clipping on the mean gradient of all records."""
+        """Returns the share of clipped records and the bias of clipping in the mean gradient."""
         examples, arrays = data
         l2_clip, space = self.bounds[0], self.clipping_space(params, arrays, key)
 
@@ -394,7 +397,7 @@ def place_state(state: DPSVIState, optim: Optimizer, sharding: MeshSharding) -> 
 def choose_clipping_space(
     terms: ELBOTerms, l2_clip: ClipBound, params: Values, arrays: Leaves, key: PRNGKey
 ) -> ClippingSpace:
-    """Returns coordinates for plain gradients: the mean where it is exact, else the parameters."""
+    """Returns the space in which plain gradients are clipped, the smallest with equal norms."""
     # Exact for one bound on one draw from a guide whose latent variables share no parameters.
     one_bound = jax.tree_util.treedef_is_leaf(jax.tree.structure(l2_clip))
     one_draw = terms.loss.num_particles == 1
@@ -418,7 +421,7 @@ def model_params(params: Values, sites: Trace) -> list[str]:
 def mean_space(
     terms: ELBOTerms, params: Values, arrays: Leaves, key: PRNGKey, *, aligned: bool
 ) -> ClippingSpace:
-    """Returns shifts of the mean of a normal autoguide as coordinates, by the names of its means.
+    """Returns the clipping space of gradients by the means of a normal autoguide.
 
     Args:
       terms: of the negative ELBO, whose guide is one of `check_aligned`.
@@ -476,7 +479,7 @@ def mean_space(
 
 
 def check_aligned(guide: Callable[..., object], num_particles: int, l2_clip: ClipBound) -> None:
-    """Raises ValueError where the gradient in the means does not determine that of a record."""
+    """Raises ValueError for a guide, loss or clip bound that aligned gradients do not support."""
     if type(guide) not in _WITH_MEANS:
         allowed = ", ".join(each.__name__ for each in _WITH_MEANS)
         raise ValueError(
@@ -489,11 +492,7 @@ def check_aligned(guide: Callable[..., object], num_particles: int, l2_clip: Cli
             f" {num_particles}: the mean of several gradients in the latent variables does not"
             " determine that in the scales"
         )
-    if not jax.tree_util.treedef_is_leaf(jax.tree.structure(l2_clip)):
-        raise ValueError(
-            'l2_clip must be one number with gradient="aligned", which clips the gradient in the'
-            f" means alone, got {l2_clip}"
-        )
+    check_one_bound(l2_clip, 'gradient="aligned"')
 
 
 def split_bound(mechanism: SubsampledGaussian) -> tuple[float, float]:
@@ -509,24 +508,16 @@ def split_bound(mechanism: SubsampledGaussian) -> tuple[float, float]:
     return bound, _ENTRY_SHARE * l2_clip / (1 + margin)
 
 
-def check_clipped_share(guide: Callable[..., object], l2_clip: ClipBound) -> None:
-    """Raises ValueError where the share of clipped records cannot be released or is not used."""
-    if type(guide) not in (AutoNormal, AutoDiagonalNormal):
-        raise ValueError(
-            "guide must be AutoNormal or AutoDiagonalNormal with release_clipped_share=True: it is"
-            f" for noise-aware posteriors, got {type(guide).__name__}"
-        )
-    if not jax.tree_util.treedef_is_leaf(jax.tree.structure(l2_clip)):
-        raise ValueError(
-            "l2_clip must be one number with release_clipped_share=True, which takes a part of it,"
-            f" got {l2_clip}"
-        )
+def check_one_bound(l2_clip: ClipBound, option: str) -> None:
+    """Raises ValueError for per-layer clip bounds, which ``option`` does not support."""
+    one_bound = jax.tree_util.treedef_is_leaf(jax.tree.structure(l2_clip))
+    check(one_bound, "l2_clip", l2_clip, f"one number with {option}")
 
 
 def parameter_space(
     terms: ELBOTerms, params: Values, arrays: Leaves, key: PRNGKey
 ) -> ClippingSpace:
-    """Returns the parameters themselves as coordinates, for any model and guide."""
+    """Returns the clipping space of gradients by all unconstrained parameters, for any guide."""
 
     def loss(point: Values, example: tuple[Leaves, jax.Array]) -> jax.Array:
         record, position = example

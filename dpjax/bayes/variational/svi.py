@@ -22,7 +22,7 @@ from dpjax._typing import PRNGKey, PyTree
 from dpjax.bayes._data_tree import Draws, make_data_tree
 from dpjax.bayes.variational.elbo import ELBOTerms
 from dpjax.bayes.variational.gradient_trace import (
-    MAX_PARAMETERS,
+    check_mean_field,
     init_trace,
     mean_field_params,
     tail_sums,
@@ -54,7 +54,7 @@ from dpjax.bayes.variational.step import (
     Optimizer,
     VariationalStep,
     check_aligned,
-    check_clipped_share,
+    check_one_bound,
     place_state,
     split_bound,
 )
@@ -170,14 +170,9 @@ class DPSVIResult(RunResult):
         inference", Section 3, with conjugacy in the place of their MCMC and Laplace approximation;
         Opper & Archambeau (2009), "The variational Gaussian approximation revisited", for scales.
         """
-        names, trace = mean_field_params(self.svi.guide, self.params), self.state.trace
-        if names is None or trace is None:
-            raise ValueError(
-                f"guide must be AutoNormal or AutoDiagonalNormal of at most {MAX_PARAMETERS:,}"
-                " parameters, and the model without param sites, got"
-                f" {type(self.svi.guide).__name__} with parameters of shapes"
-                f" {jax.tree.map(jnp.shape, self.params)}"
-            )
+        names = check_mean_field(self.svi.guide, self.params)
+        trace = self.state.trace
+        assert trace is not None, "kept for these guides"
         check_share("burn_in", burn_in)
 
         # The tail of the trace.
@@ -376,8 +371,9 @@ class DPSVI:
         check_choice("gradient", gradient, get_args(Gradient))
         if gradient == "aligned":
             check_aligned(guide, loss.num_particles, mechanism.l2_clip)
+        check_type("release_clipped_share", release_clipped_share, bool, "True or False")
         if release_clipped_share:
-            check_clipped_share(guide, mechanism.l2_clip)
+            check_one_bound(mechanism.l2_clip, "release_clipped_share=True")
         self.release_clipped_share = release_clipped_share
         self.mechanism = replace(mechanism, size_scaled=True)
         self.gradient: Gradient = gradient
@@ -439,6 +435,8 @@ class DPSVI:
         # Model and guide are checked before the first step.
         params = self.optim.get_params(svi_state.optim_state)
         step = self._step(params, model_args)
+        if self.release_clipped_share:  # of which a trace is used
+            check_mean_field(self.guide, params)
         traced = step.with_clipped(params, jnp.zeros(()))
         state = DPSVIState(
             svi_state.optim_state,
@@ -457,7 +455,7 @@ class DPSVI:
     def update(
         self, svi_state: DPSVIState, *args: object, **kwargs: object
     ) -> tuple[DPSVIState, jax.Array]:
-        """Makes one step; the batch is drawn here, so ``args`` are the whole data set.
+        """Makes one step on a batch that it draws from ``args``, the whole data set.
 
         Args:
           svi_state: the state before the step.
@@ -549,7 +547,9 @@ class DPSVI:
         checkpoint_dir: str | Path | None = None,
         **kwargs: object,
     ) -> DPSVIResult:
-        """Makes many steps in one loop on the device, compiled once for all runs of the same shape.
+        """Runs DP variational inference for all steps, as `numpyro.infer.SVI.run`.
+
+        In one loop on the device, compiled once for all runs of the same shape.
 
         Args:
           rng_key: as for `init`; a new one for each run, as the same one draws the same noise.
@@ -727,7 +727,7 @@ class DPSVI:
     def clipping_report(
         self, rng_key: PRNGKey, svi_state: DPSVIState, *args: object, **kwargs: object
     ) -> ClippingReport:
-        """Returns the bias that clipping adds to the mean gradient of all records.
+        """Returns the share of clipped records and the bias of clipping: **private values**.
 
         Args:
           rng_key: for the latent variables, drawn once (for each particle) as a step does.
@@ -850,7 +850,7 @@ class ModelData(TrainingData[StepData]):
         return self
 
     def fingerprint(self) -> str:
-        """Returns a hash of records and public arrays."""
+        """Returns a hash of records and public arrays, by which a checkpoint knows its data."""
         return hash_arrays((np.array(self.records.fingerprint()), self.model_args.arrays))
 
     def shapes(self, state: RunStateT) -> tuple[RunStateT, StepData]:
