@@ -142,7 +142,7 @@ def source_accuracies(
     """
     keys = jax.random.split(jax.random.key(seed), repeats)
     train = jnp.asarray(data.train.x), jnp.asarray(data.train.y)
-    batch_size = int(sampling_rate * len(data.train.y))
+    batch_size = max(1, int(sampling_rate * len(data.train.y)))  # stand-in data may be few
     means = _fit_by_source(batch_size, num_steps, learning_rate, keys, stack_points(points), train)
     return np.asarray(_score({"mean": means}, data.test.x, data.test.y), float)
 

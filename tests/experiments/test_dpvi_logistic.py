@@ -75,6 +75,10 @@ def test_source_accuracies_are_high_without_noise_and_low_in_much():
     assert plain.min() > 90
     assert noisy.mean() < 80
 
+    # Stand-in data have fewer than one record in a batch of the source's rate: one is drawn.
+    few = source_accuracies(data, [Point(0.0, 0.2)], seed=0, **{**settings, "sampling_rate": 1e-3})
+    assert few.min() > 60
+
 
 def test_accuracy_percent_of_draws_of_narrow_weights_is_that_of_the_mean():
     x = jax.random.normal(jax.random.key(0), (200, 4))
