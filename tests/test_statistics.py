@@ -492,6 +492,14 @@ REFUSED = {
         lambda: statistics.regression("y", ["x"], bounds={"x": BOUNDS}),
         "target must be among the columns of bounds",
     ),
+    "no bounds of a feature, misspelt": (
+        lambda: statistics.regression("y", ["x"], bounds={"X": BOUNDS, "y": BOUNDS}),
+        r"features must be among the columns of bounds, got bounds of \['X', 'y'\]",
+    ),
+    "a mapping for one column": (
+        lambda: statistics.mean("x", bounds={"x": BOUNDS, "y": BOUNDS}),
+        r"bounds must be \(low, high\).* of a mapping, bounds\[column\], got",
+    ),
     "bounds are a pair": (lambda: statistics.regression("y", ["x"], bounds=BOUNDS), "bounds"),
     "bounds of a feature are a column": (
         lambda: statistics.regression("y", ["x"], bounds={"x": (0, np.ones(5)), "y": BOUNDS}),
@@ -506,6 +514,18 @@ def test_query_refuses(case):
     call, name = REFUSED[case]
     with pytest.raises((TypeError, ValueError), match=name):
         call()
+
+
+def test_regression_reads_the_bounds_of_its_columns_alone(people):
+    """One mapping serves a whole table; its other keys need not be columns."""
+    own = {"smoker": (0, 1), "age": BOUNDS}
+    exact, of_table = (
+        statistics.regression("age", ["smoker"], bounds=bounds)
+        for bounds in (own, {"height": (100, 250), **own, "city": None})
+    )
+    assert plan([of_table]) == plan([exact])
+    found = [plan([each]).release(KEY, people).estimates for each in (exact, of_table)]
+    assert found[0] == found[1]
 
 
 RECORDS = {

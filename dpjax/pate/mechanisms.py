@@ -22,6 +22,7 @@ for Deep Learning from Private Training Data"; Papernot, Song, Mironov, Raghunat
 Erlingsson (2018), "Scalable Private Learning with PATE".
 """
 
+import itertools
 import abc
 import dataclasses
 import functools
@@ -57,9 +58,11 @@ from dpjax.sensitivity import Sensitivity
 # The label of a query that was not answered, and of a teacher that abstains.
 NO_ANSWER = -1
 _ENCODE_LABELS = (
-    "Names of classes become numbers by their position in a public list of all classes:"
-    " sklearn.preprocessing.LabelEncoder().fit(classes).transform(names) for each teacher, and"
-    " num_classes=len(classes). The list must not be collected from the teachers' labels."
+    ". Names of classes become numbers by their position in a public list of all classes:"
+    " code = {name: i for i, name in enumerate(classes)}, np.vectorize(code.__getitem__)(names) and"
+    " num_classes=len(classes) (or sklearn's LabelEncoder().fit(classes)). The list must not be"
+    " collected from the teachers' labels, as np.unique(names, return_inverse=True) would: which"
+    " classes occur in them is private"
 )
 _MAY_ABSTAIN = "; abstentions=True lets teachers abstain"
 
@@ -93,8 +96,10 @@ def count_votes(
     try:
         labels = np.asarray(as_numbers(teacher_labels, "teacher_labels"))
     except ValueError as error:
-        error.add_note(_ENCODE_LABELS)
-        raise
+        labels = [np.asarray(each, object).ravel() for each in jax.tree.leaves(teacher_labels)]
+        names = [one for one in itertools.chain(*labels) if isinstance(one, str)]
+        hint = f", such as {names[0]!r}{_ENCODE_LABELS}" if names else ""
+        raise ValueError(f"{error}{hint}") from None
     shape = labels.shape
     check(labels.ndim == 2, "teacher_labels", shape, "of shape (num_teachers, num_queries)")
     check(shape[0] > 0, "teacher_labels", shape, "of at least one teacher")

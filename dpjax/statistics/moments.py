@@ -646,11 +646,13 @@ def regression(
     Args:
       target: the column that is predicted, as of `mean`.
       features: different columns, each as of `mean`.
-      bounds: of the target and of each feature, by its column, each as of `mean`.
+      bounds: of the target and of each feature, by its column, each as of `mean`. Those of further
+        columns are not read, so that one mapping serves all statistics of a table; they need not be
+        columns of the records.
       weight: as of `mean`.
 
     Raises:
-      ValueError: no features, a column twice, bounds of other columns, or as `mean`.
+      ValueError: no features, a column twice or without bounds, or as `mean`.
 
     >>> regression("income", ["age"], bounds={"income": (0, 200_000), "age": (0, 100)}).label
     'regression of income'
@@ -667,7 +669,6 @@ def regression(
     allowed = f"among the columns of bounds, got bounds of {list(bounds)}"
     check(target in bounds, "target", target, allowed)
     check(set(features) <= set(bounds), "features", features, allowed)
-    check(set(bounds) == set(columns), "bounds", bounds, f"of the columns {list(columns)} alone")
     check_positive("weight", weight)
     limits = {column: checked_limits(bounds[column]) for column in columns}
     label = f"regression of {target}"

@@ -165,6 +165,8 @@ def checked_limits(bounds: object) -> Limits:
     """Returns a lower and a higher bound; raises ValueError for anything but two numbers."""
     check_unmasked("bounds", bounds)
     allowed = "(low, high), two finite numbers with low < high, for one column"
+    if isinstance(bounds, Mapping):
+        allowed += ": of a mapping, bounds[column]"
     try:
         ends = [float(end) if np.ndim(end) == 0 else math.nan for end in bounds]  # type: ignore[attr-defined]
     except (TypeError, ValueError):

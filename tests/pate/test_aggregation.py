@@ -3,10 +3,13 @@
 import dataclasses
 import itertools
 import math
+import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 from dp_accounting import LaplaceDpEvent, SelfComposedDpEvent
 from helpers.noise_checks import FALSE_ALARM, chi_square_p
@@ -366,7 +369,26 @@ def test_teachers_without_predictions_cast_no_vote_from_training_to_certificate(
     assert "9 teachers, who may abstain" in " ".join(str(found).split())
 
 
-def test_count_votes_of_class_names_names_the_label_encoder():
+@pytest.mark.parametrize("kind", [list, np.array, pd.DataFrame, partial(np.array, dtype=object)])
+def test_count_votes_of_class_names_shows_how_to_encode_them(kind):
+    names, classes = kind([["cat", "dog"], ["dog", "dog"]]), ["cat", "cow", "dog"]
+    with pytest.raises(
+        ValueError, match="teacher_labels must be real numbers.*, such as 'cat'"
+    ) as e:
+        count_votes(names, num_classes=3)
+
+    # The error's own code.
+    made, applied = re.search(
+        r"code = (.*), (np\.vectorize.*) and num_classes", str(e.value)
+    ).groups()
+    code = eval(made, {"classes": classes})
+    labels = eval(applied, {"np": np, "code": code, "names": names})
+    assert count_votes(labels, len(classes)).tolist() == [[1, 0, 1], [0, 0, 2]]
+    with pytest.raises(KeyError):
+        eval(applied, {"np": np, "code": code, "names": np.array([["bird"]])})
+
+
+def test_count_votes_of_other_objects_is_not_told_to_encode_names():
     with pytest.raises(ValueError, match="teacher_labels must be real numbers") as caught:
-        count_votes([["cat", "dog"], ["dog", "dog"]], num_classes=2)
-    assert "LabelEncoder().fit(classes)" in "".join(caught.value.__notes__)
+        count_votes([[1j, 0]], num_classes=3)
+    assert "classes" not in str(caught.value)
