@@ -1,6 +1,6 @@
-"""DP-SGD from batch size, epochs and a privacy target."""
+"""DP-SGD from batch size, epochs or steps, and a privacy target."""
 
-from dpjax._checks import check, check_delta, check_positive, check_type
+from dpjax._checks import as_count, check, check_delta, check_positive, check_type
 from dpjax._typing import ClipBound
 from dpjax.adjacency import Adjacency
 from dpjax.mechanisms.epochs import Epochs
@@ -12,7 +12,8 @@ def dpsgd(
     *,
     num_examples: int,
     batch_size: int,
-    epochs: float,
+    epochs: float | None = None,
+    num_steps: int | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
     noise_multiplier: float | tuple[float, ...] | None = None,
@@ -21,18 +22,20 @@ def dpsgd(
     unit: str = "one record",
     truncated: bool = False,
 ) -> SubsampledGaussian:
-    """Returns the mechanism of DP-SGD for a batch size, a number of epochs and a privacy target.
+    """Returns the mechanism of DP-SGD for a batch size, epochs or steps, and a privacy target.
 
     Batches are Poisson samples: each step draws every record with probability
-    ``batch_size / num_examples``. The steps are ``epochs * num_examples / batch_size``, rounded up;
-    the certificate states batch size, epochs and this rounding (see `Epochs`). Either the noise is
-    the least for ``epsilon`` at ``delta`` (see `calibrate`), or it is ``noise_multiplier``.
+    ``batch_size / num_examples``. There are ``num_steps`` steps, or
+    ``epochs * num_examples / batch_size``, rounded up; the certificate then states batch size,
+    epochs and this rounding (see `Epochs`). Either the noise is the least for ``epsilon`` at
+    ``delta`` (see `calibrate`), or it is ``noise_multiplier``.
 
     Args:
       num_examples: number of records n.
       batch_size: expected number of records in a batch, whole, 1 to ``num_examples``; the divisor
         of noisy sums. Whole floats such as ``256.0`` are accepted.
       epochs: above zero; need not be whole.
+      num_steps: instead of ``epochs``: number of steps, a whole number.
       epsilon: the target epsilon, finite and above zero; with ``delta``.
       delta: in (0, 1), of ``epsilon``; customarily well below ``1 / num_examples``.
       noise_multiplier: instead of ``epsilon``: noise standard deviation over the clip bound, a
@@ -45,14 +48,15 @@ def dpsgd(
         that the noise is the same.
 
     Privacy:
-      Sampling rate, divisor and number of steps are computed from ``num_examples``, which is so
-      public. Under ``"add_remove"`` the certificate states this, and that its guarantee is that of
-      ``"zero_out"``, with the same epsilon. To keep the number of records private, build a
-      `SubsampledGaussian` from constants that were chosen without it.
+      Sampling rate, divisor and, of ``epochs``, the number of steps are computed from
+      ``num_examples``, which is so public. Under ``"add_remove"`` the certificate states this, and
+      that its guarantee is that of ``"zero_out"``, with the same epsilon. To keep the number of
+      records private, build a `SubsampledGaussian` from constants that were chosen without it.
 
     Raises:
-      ValueError: a number out of range or not whole, not exactly one of ``epsilon`` and
-        ``noise_multiplier``, or ``delta`` without ``epsilon``.
+      ValueError: a number out of range or not whole, not exactly one of ``epochs`` and
+        ``num_steps`` and one of ``epsilon`` and ``noise_multiplier``, or ``delta`` without
+        ``epsilon``.
 
     Source: Abadi et al. (2016), Algorithm 1.
 
@@ -62,20 +66,21 @@ def dpsgd(
     >>> mechanism.num_steps, round(mechanism.noise_multiplier, 1)
     (352, 0.8)
     """
-    # Exactly one way to set the noise.
-    plan = Epochs(num_examples=num_examples, batch_size=batch_size, epochs=epochs)
-    given = [
-        name
-        for name, value in (("epsilon", epsilon), ("noise_multiplier", noise_multiplier))
-        if value is not None
-    ]
-    check(len(given) == 1, "the noise", given, "given by exactly one of epsilon, noise_multiplier")
+    # Exactly one way to set the steps, and one to set the noise.
+    _check_one_given("the number of steps", epochs=epochs, num_steps=num_steps)
+    _check_one_given("the noise", epsilon=epsilon, noise_multiplier=noise_multiplier)
     if epsilon is not None:
         check_positive("epsilon", epsilon)
         check(delta is not None, "delta", delta, "given with epsilon, such as 1e-6")
         check_delta(delta)
     else:
         check(delta is None, "delta", delta, "left out where noise_multiplier is given")
+
+    # Sizes and steps; an epoch's are checked alike where steps are given.
+    plan = Epochs(
+        num_examples=num_examples, batch_size=batch_size, epochs=1 if epochs is None else epochs
+    )
+    steps = plan.num_steps if num_steps is None else as_count("num_steps", num_steps)
 
     # The mechanism, at a noise that calibration scales.
     check_type("truncated", truncated, bool, "True or False")
@@ -84,10 +89,10 @@ def dpsgd(
         sampler(plan.num_examples, plan.sampling_rate, expected_batch_size=float(plan.batch_size)),
         l2_clip=l2_clip,
         noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier,
-        num_steps=plan.num_steps,
+        num_steps=steps,
         adjacency=adjacency,
         unit=unit,
-        epochs=plan,
+        epochs=None if epochs is None else plan,
     )
     if epsilon is None:
         return mechanism
@@ -95,3 +100,8 @@ def dpsgd(
     from dpjax.accounting.calibration import calibrate  # which imports dp-accounting and scipy
 
     return calibrate(mechanism, epsilon=epsilon, delta=delta)
+
+
+def _check_one_given(what: str, **values: object) -> None:
+    given = [name for name, value in values.items() if value is not None]
+    check(len(given) == 1, what, given, f"given by exactly one of {', '.join(values)}")

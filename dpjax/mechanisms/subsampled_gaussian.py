@@ -177,8 +177,11 @@ class SubsampledGaussian(Mechanism):
             check(
                 size == sampled, "epochs", epochs, f"of the sampler's records and batch, {sampled}"
             )
-            enough = self.num_steps <= epochs.num_steps
-            check(enough, "epochs", epochs, f"of at least num_steps = {self.num_steps}")
+            allowed = (
+                f"of at least num_steps = {self.num_steps}, or None where the steps are not"
+                " planned in epochs: dataclasses.replace(mechanism, num_steps=..., epochs=None)"
+            )
+            check(self.num_steps <= epochs.num_steps, "epochs", epochs, allowed)
 
     def _noise_by_runs(self) -> list[tuple[float, int]]:
         """Noise multipliers, each with its number of consecutive steps."""

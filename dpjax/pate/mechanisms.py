@@ -22,10 +22,10 @@ for Deep Learning from Private Training Data"; Papernot, Song, Mironov, Raghunat
 Erlingsson (2018), "Scalable Private Learning with PATE".
 """
 
-import itertools
 import abc
 import dataclasses
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -96,8 +96,8 @@ def count_votes(
     try:
         labels = np.asarray(as_numbers(teacher_labels, "teacher_labels"))
     except ValueError as error:
-        labels = [np.asarray(each, object).ravel() for each in jax.tree.leaves(teacher_labels)]
-        names = [one for one in itertools.chain(*labels) if isinstance(one, str)]
+        rows = [np.asarray(each, object).ravel() for each in jax.tree.leaves(teacher_labels)]
+        names = [one for one in itertools.chain(*rows) if isinstance(one, str)]
         hint = f", such as {names[0]!r}{_ENCODE_LABELS}" if names else ""
         raise ValueError(f"{error}{hint}") from None
     shape = labels.shape

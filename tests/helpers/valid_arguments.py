@@ -688,7 +688,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
 OPTIONAL: dict[str, dict[str, Any]] = {
     "accounting.calibrate": {"epsilon": 1.0, "delta": 1e-5},
     "accounting.max_num_steps": {"epsilon": 1.0, "delta": 1e-5},
-    "mechanisms.dpsgd": {"noise_multiplier": 1.0},
+    "mechanisms.dpsgd": {"noise_multiplier": 1.0, "epochs": 2.0},
     "mechanisms.mechanism_of": {"num_steps": 3},
     "statistics.histogram": {"edges": [0.0, 1.0, 2.0]},
     "pate.ConfidentGNMax.release": {"student_probabilities": np.full((3, 3), 1 / 3)},

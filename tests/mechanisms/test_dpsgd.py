@@ -33,6 +33,34 @@ def test_dpsgd_is_the_mechanism_of_its_rate_and_steps():
     assert (layers.sensitivity, layers.unit, layers.noise_multiplier) == (5.0, "one image", 2.0)
 
 
+@pytest.mark.parametrize("adjacency", ["zero_out", "add_remove"])
+def test_dpsgd_of_a_number_of_steps(adjacency):
+    target = {"noise_multiplier": None, "epsilon": 2.0, "delta": 1e-6, "adjacency": adjacency}
+    of_steps = described(epochs=None, num_steps=352.0, **target)
+    assert type(of_steps.num_steps) is int
+    of_epochs = described(**target)
+    assert of_steps == dataclasses.replace(of_epochs, epochs=None)
+
+    # The same guarantee, which does not say that the steps were computed from the records.
+    found = of_steps.certificate(1e-6)
+    assert found.epsilon == of_epochs.certificate(1e-6).epsilon <= 2.0
+    assert of_steps.num_releases == 352
+    assert "steps" not in of_steps.guarantee.description
+    assert "the number of steps" not in of_steps.guarantee.size_constants
+    assert "epochs" not in found.paragraph()
+
+    # The rate is: the number of records is public under both adjacencies.
+    assert of_steps.guarantee.is_size_public
+    assert any("is public" in text for text in found.caveats) == (adjacency == "add_remove")
+
+
+def test_replaced_steps_of_epochs_are_told_how():
+    made = described()
+    with pytest.raises(ValueError, match=r"at least num_steps = 500, or None .*, epochs=None\)"):
+        dataclasses.replace(made, num_steps=500)
+    assert dataclasses.replace(made, num_steps=500, epochs=None).num_steps == 500
+
+
 def test_dpsgd_of_the_published_setting():
     # MNIST of Abadi et al. (2016), as dp-accounting's and TensorFlow Privacy's examples have it.
     made = described(epochs=60)
@@ -118,6 +146,14 @@ def test_replaced_epochs_must_be_those_of_the_sampler():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"epochs": None}, r"steps must be given by exactly one of epochs, num_steps, got \[\]"),
+        ({"num_steps": 10}, r"exactly one of epochs, num_steps, got \['epochs', 'num_steps'\]"),
+        ({"epochs": None, "num_steps": 0}, "num_steps must be a whole number >= 1, got 0"),
+        ({"epochs": None, "num_steps": 1.5}, "num_steps must be a whole number >= 1, got 1.5"),
+        (
+            {"epochs": None, "num_steps": 5, "batch_size": 60_001},
+            "batch_size must be at most num_examples = 60000, got 60001",
+        ),
         ({"noise_multiplier": None}, r"exactly one of epsilon, noise_multiplier, got \[\]"),
         ({"epsilon": 1.0, "delta": 1e-6}, r"exactly one of .* got \['epsilon', 'noise_multiplier'"),
         ({"noise_multiplier": None, "epsilon": 1.0}, "delta must be given with epsilon"),
