@@ -7,7 +7,7 @@ those of private data with the checkpoint or journal they belong to; do not publ
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from dpjax._typing import ArrayTree
 
 _RECORD_HASH_BITS = 256
 _MESSAGE_BYTES = 16
+_DESCRIBED_CHARACTERS = 80
 _HASHED_DTYPES = (np.number, np.bool_, np.character)
 
 
@@ -125,6 +126,31 @@ def hash_dataclass(value: object) -> str:
     False
     """
     return hash_text(json.dumps(_to_json(value), sort_keys=True))
+
+
+def describe_dataclass(value: object) -> dict[str, str]:
+    """Returns the values that `hash_dataclass` hashes as texts, by the paths of their fields.
+
+    Texts of more than 80 characters are shortened, with a hash of the whole.
+
+    >>> from dpjax.sampling import FixedSizeSampling
+    >>> describe_dataclass(FixedSizeSampling(100, 10))
+    {'type': 'FixedSizeSampling', 'num_examples': '100', 'batch_size': '10'...}
+    """
+    return dict(_leaf_texts("", _to_json(value)))
+
+
+def _leaf_texts(path: str, value: object) -> Iterator[tuple[str, str]]:
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        value = {str(index): item for index, item in enumerate(value)}
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _leaf_texts(f"{path}.{key}" if path else key, item)
+        return
+    text = value if isinstance(value, str) else json.dumps(value)
+    if len(text) > _DESCRIBED_CHARACTERS:
+        text = f"{text[:30]} ... {text[-30:]} (sha256 {hash_text(text)[:8]})"
+    yield path, text
 
 
 def _row_bytes(array: np.ndarray, num_rows: int) -> np.ndarray:

@@ -40,7 +40,12 @@ from dpjax._hashing import hash_arrays
 from dpjax._typing import ArrayTree, PRNGKey
 from dpjax.keys import is_seeded
 from dpjax.pate.mechanisms import NO_ANSWER
-from dpjax.training.checkpoint import CheckpointStore, CheckpointText, program_hash
+from dpjax.training.checkpoint import (
+    CheckpointStore,
+    CheckpointText,
+    describe_arrays,
+    program_hash,
+)
 from dpjax.training.run import compile_chunk
 
 P = TypeVar("P")
@@ -322,7 +327,14 @@ def train_teachers(
     store: AbstractContextManager[CheckpointStore | None] = nullcontext()
     if checkpoint_dir is not None:
         identity = _identify(key, training, shards)
-        store = CheckpointStore(checkpoint_dir, identity, is_seeded(key), _CHECKPOINT_TEXT)
+        description = {
+            "data": describe_arrays(shards),
+            "program": {"JAX": jax.__version__, "batch_size": str(batch_size)},
+            "number": {"num_teachers": str(num_teachers), "num_steps": str(num_steps)},
+        }
+        store = CheckpointStore(
+            checkpoint_dir, identity, is_seeded(key), _CHECKPOINT_TEXT, description=description
+        )
     with store as saved:
         if saved:
             ensemble = jax.tree.map(np.array, saved.restore(ensemble))

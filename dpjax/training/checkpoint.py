@@ -2,7 +2,8 @@
 
 A saved noise key used again on other gradients would release their difference without noise. So a
 checkpoint stores hashes of the mechanism, the data and the program of one step, and is rejected if
-one of them differs. A run is continued with more steps where its steps are the first of them.
+one of them differs; a description beside them is for the error, which names what differs. A run is
+continued with more steps where its steps are the first of them.
 **A checkpoint contains keys: keep it as secret as the data.**
 """
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:  # orbax takes as long to import as JAX, and only checkpoints 
     import orbax.checkpoint as ocp
 
 T = TypeVar("T")
+# Of each hash of an identity, what it is of, as texts by their names: the hash alone decides.
+Description = Mapping[str, Mapping[str, str]]
+
+_SHOWN_DIFFERENCES = 6
 
 
 class Hashes(Protocol):
@@ -45,6 +50,14 @@ class Identity(NamedTuple):
     mechanism: str
     data: str
     program: str
+
+
+# What a hash is of that its description does not have.
+_NOT_DESCRIBED = {
+    "mechanism": "its fields, which this folder does not describe",
+    "data": "values or order of the training arrays",
+    "program": "loss or optimiser, their numbers, or JAX's version",
+}
 
 
 class CheckpointText(NamedTuple):
@@ -84,9 +97,10 @@ class CheckpointStore:
       identity: a named tuple of hashes, all of which must agree for a run to be resumed.
       seeded: whether the run's noise comes from a seed.
       text: parts of error messages.
+      description: of the identity, for the error.
       num_steps: steps planned, where a run can be continued with more of them.
-      first_steps: ``first_steps(k)``, the identity of the first k planned steps: a folder of fewer
-        planned steps must have it.
+      first_steps: ``first_steps(k)``, identity and description of the first k planned steps: a
+        folder of fewer planned steps must have this identity.
 
     Attributes:
       seeded: whether the run's noise comes from a seed: as stored in the folder if it holds a run
@@ -104,8 +118,9 @@ class CheckpointStore:
         seeded: bool,
         text: CheckpointText = CheckpointText(),  # noqa: B008
         *,
+        description: Description | None = None,
         num_steps: int | None = None,
-        first_steps: Callable[[int], Hashes] | None = None,
+        first_steps: Callable[[int], tuple[Hashes, Description]] | None = None,
     ) -> None:
         import orbax.checkpoint as ocp
 
@@ -117,7 +132,7 @@ class CheckpointStore:
                     f" {str(checkpoint_dir)!r}, where {str(path)!r} is a file"
                 )
         self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._identity, self._text = identity, text
+        self._identity, self._description, self._text = identity, description or {}, text
         self._num_steps, self._first_steps = num_steps, first_steps
         self.seeded = seeded
         with ExitStack() as opened, explain_lost_process(lambda: "while opening checkpoint_dir"):
@@ -177,6 +192,7 @@ class CheckpointStore:
                     **self._identity._asdict(),
                     "seeded": self.seeded,
                     "num_steps": self._num_steps,
+                    "description": self._description,
                 }
             ),
         )
@@ -207,7 +223,8 @@ class CheckpointStore:
             return
         saved = self._read(newest, "identity", ocp.args.JsonRestore())
         self.seeded = saved.get("seeded", True)
-        other, longer = _different(saved, self._identity), ""
+        description, longer = self._description, ""
+        other = _different(saved, self._identity)
 
         # A run of fewer planned steps is continued where these are the first of this one's.
         planned, own = saved.get("num_steps"), self._num_steps
@@ -218,14 +235,15 @@ class CheckpointStore:
                 " learning rate scheduled over them, is not)"
             )
             if self._first_steps is not None and planned < own:
-                other = _different(saved, self._first_steps(planned))
+                identity, description = self._first_steps(planned)
+                other = _different(saved, identity)
 
         if other:
+            differences = _describe_differences(other, saved.get("description", {}), description)
             raise ValueError(
                 f"checkpoint_dir {str(self._path)!r} holds a run with another"
-                f" {', another '.join(other)}: {self._text.mismatch}. Give a new folder, or restore"
-                " what has changed (mechanism: its fields; data: the training arrays; program:"
-                f" loss, optimiser, JAX version){longer}"
+                f" {', another '.join(other)}: {self._text.mismatch}. What differs:"
+                f" {differences}. Give a new folder, or restore what has changed{longer}"
             )
 
     def _read(self, step: int, item: str, args: "ocp.args.CheckpointArgs") -> dict[str, PyTree]:
@@ -257,6 +275,33 @@ class CheckpointStore:
 def _different(saved: Mapping[str, object], identity: Hashes) -> list[str]:
     """The names of the hashes of ``identity`` that were not saved."""
     return [name for name, own in identity._asdict().items() if saved.get(name) != own]
+
+
+def _describe_differences(other: list[str], saved: Description, own: Description) -> str:
+    """Returns what differs of the hashes ``other``, from the descriptions there and here."""
+    texts = []
+    for name in other:
+        there, here = saved.get(name, {}), own.get(name, {})
+        paths = [path for path in {**there, **here} if there.get(path) != here.get(path)]
+        if there and paths:
+            shown = [
+                f"{path} is {there.get(path, 'missing')} there and {here.get(path, 'missing')} here"
+                for path in paths[:_SHOWN_DIFFERENCES]
+            ]
+            more = len(paths) - len(shown)
+            texts.append(f"{name}: {', '.join(shown)}{f', and {more} more' if more else ''}")
+        elif name == "program" and texts:
+            texts.append("program: it depends on these; loss and optimiser may differ, too")
+        else:
+            texts.append(f"{name}: {_NOT_DESCRIBED.get(name, 'its value')}")
+    return "; ".join(texts)
+
+
+def describe_arrays(tree: PyTree) -> dict[str, str]:
+    """Returns dtype and shape of the arrays in ``tree``, by their paths."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    shapes = ((jax.tree_util.keystr(path), _unplaced_shape(leaf)) for path, leaf in leaves)
+    return {path or "array": f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in shapes}
 
 
 def _arrays(state: PyTree) -> dict[str, jax.Array]:

@@ -17,13 +17,19 @@ from jax.sharding import NamedSharding
 from jax.stages import Wrapped
 from tqdm import tqdm
 
-from dpjax._hashing import hash_arrays, hash_dataclass, hash_text
+from dpjax._hashing import describe_dataclass, hash_arrays, hash_dataclass, hash_text
 from dpjax._html import HTMLTable
 from dpjax._jaxprs import is_slow_in_loops
 from dpjax._typing import ArrayTree, PRNGKey, PyTree, SamplerState
 from dpjax.guarantee import Guarantee, render_guarantee
 from dpjax.keys import is_seeded
-from dpjax.training.checkpoint import CheckpointStore, Identity, program_hash
+from dpjax.training.checkpoint import (
+    CheckpointStore,
+    Description,
+    Identity,
+    describe_arrays,
+    program_hash,
+)
 from dpjax.training.processes import check_equal, explain_lost_process
 from dpjax.training.sharding import MeshSharding
 
@@ -377,16 +383,20 @@ def run(
         if checkpoint_dir is not None:
             identity = identify_run(mechanism, data, step, state)
 
-            def first_steps(count: int) -> Identity:
+            def first_steps(count: int) -> tuple[Identity, Description]:
                 first = plan(count)
                 program = step_hash(first.step, first.state, data)
-                return Identity(hash_dataclass(first.mechanism), identity.data, program)
+                identity_of_first = Identity(
+                    hash_dataclass(first.mechanism), identity.data, program
+                )
+                return identity_of_first, describe_run(first.mechanism, data, first.state)
 
             store = opened.enter_context(
                 CheckpointStore(
                     checkpoint_dir,
                     identity,
                     seeded,
+                    description=describe_run(mechanism, data, state),
                     num_steps=planned_steps,
                     first_steps=first_steps,
                 )
@@ -443,6 +453,18 @@ def identify_run(
     """Returns the identity of a run that its checkpoints must match, on any devices."""
     program = step_hash(step, state, data)
     return Identity(hash_dataclass(mechanism), data.fingerprint(), program)
+
+
+def describe_run(
+    mechanism: object, data: TrainingData[DataT], state: RunStateT
+) -> dict[str, dict[str, str]]:
+    """Returns what an `Identity` is of, as far as it has a text, for errors."""
+    of_state, of_data = data.shapes(state)
+    return {
+        "mechanism": describe_dataclass(mechanism),
+        "data": describe_arrays(of_data),
+        "program": {"JAX": jax.__version__, **describe_arrays(of_state)},
+    }
 
 
 def check_processes(

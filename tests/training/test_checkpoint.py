@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 import resource
 import shutil
 import stat
@@ -161,6 +162,88 @@ def test_train_refuses_the_checkpoint_of_another_run(changed, named, copy_of_six
     with pytest.raises(ValueError, match=f"holds a run with {named}: resuming it here would"):
         run(copy_of_six_done, **changed)
     assert {p.name for p in copy_of_six_done.iterdir()} == before
+
+
+DIFFERENCES = {
+    "noise": (
+        {"mechanism": dataclasses.replace(MECHANISM, noise_multiplier=2.5)},
+        "mechanism: noise_multiplier is 2.0 there and 2.5 here; program: it depends on these",
+    ),
+    "steps": ({"mechanism": MECHANISM.first_steps(11)}, "mechanism: num_steps is 12 there and 11"),
+    "clip": (
+        {"mechanism": dataclasses.replace(MECHANISM, l2_clip={"w": 1.5})},
+        "mechanism: l2_clip is 1.0 there and missing here, l2_clip.w is missing there and 1.5 here",
+    ),
+    "adjacency and unit": (
+        {"mechanism": dataclasses.replace(MECHANISM, adjacency="replace_one", unit="one person")},
+        "adjacency is add_remove there and replace_one here, unit is one record there and one pers",
+    ),
+    "sampler": (
+        {
+            "mechanism": gaussian_mechanism(
+                FixedSizeSampling(30, 9), **TWELVE_STEPS, adjacency="zero_out"
+            )
+        },
+        "mechanism: sampling.type is PoissonSampling there and FixedSizeSampling here",
+    ),
+    "values": (
+        {"data": ONE_VALUE_CHANGED},
+        "differs: data: values or order of the training arrays",
+    ),
+    "dtype": (
+        {"data": (DATA[0].astype(np.float16), DATA[1])},
+        "data: [0] is float32[30, 3] there and float16[30, 3] here; program: it depends on these",
+    ),
+    "optimiser": (
+        {"optimizer": optax.sgd(0.1, momentum=0.9)},
+        ".trace['w'] is missing there and float32[3] here",
+    ),
+    "learning rate": (
+        {"optimizer": optax.sgd(0.2)},
+        "differs: program: loss or optimiser, their numbers",
+    ),
+    "loss": ({"loss": scaled_loss}, "differs: program: loss or optimiser, their numbers"),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENCES)
+@jax.numpy_dtype_promotion("standard")
+def test_train_names_what_differs_from_the_checkpoint(case, copy_of_six_done):
+    changed, message = DIFFERENCES[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run(copy_of_six_done, **changed)
+
+
+def test_train_names_the_steps_of_epochs(tmp_path):
+    plan = partial(
+        dpjax.dpsgd, num_examples=30, batch_size=10, epsilon=5.0, delta=DELTA, adjacency="zero_out"
+    )
+    run(tmp_path, plan(epochs=2))
+    with pytest.raises(ValueError, match=r"mechanism: noise_multiplier is .* only more steps") as e:
+        run(tmp_path, plan(epochs=4))
+    assert "num_steps is" not in str(e.value)  # more steps alone would be no other run
+    with pytest.raises(ValueError, match="num_steps is 6 there and 3 here"):
+        run(tmp_path, plan(epochs=1))
+
+
+def test_folder_without_description_is_resumed_and_refused(copy_of_six_done, straight):
+    """As folders from before descriptions were stored."""
+    for path in copy_of_six_done.glob("*/identity/metadata"):
+        saved = json.loads(path.read_text())
+        assert saved.pop("description")["mechanism"]["num_steps"] == "12"
+        path.write_text(json.dumps(saved))
+    with pytest.raises(ValueError, match="mechanism: its fields, which this folder does not descr"):
+        run(copy_of_six_done, MECHANISM.first_steps(11))
+    chex.assert_trees_all_equal(run(copy_of_six_done).params, straight.params)
+
+
+def test_differences_are_shortened(copy_of_six_done):
+    other = dataclasses.replace(MECHANISM, noise_multiplier=tuple(np.linspace(2, 3, 12).tolist()))
+    with pytest.raises(
+        ValueError, match=r"2.0 there and \[2.0, .* \.\.\. .*3.0\] \(sha256"
+    ) as caught:
+        run(copy_of_six_done, other)
+    assert len(str(caught.value)) < 800
 
 
 EIGHT_STEPS = MECHANISM.first_steps(8)
