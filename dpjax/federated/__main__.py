@@ -146,7 +146,12 @@ def _make_keys(arguments: argparse.Namespace) -> int:
 
 
 def _check_plans(arguments: argparse.Namespace) -> int:
-    from dpjax.federated.processes.plan_check import plan_name_of, run_plan_check
+    from dpjax.federated.processes.plan_check import (
+        differing_settings,
+        plan_of_name,
+        run_plan_check,
+        study_name,
+    )
 
     # Over the network.
     if arguments.config is not None:
@@ -167,12 +172,17 @@ def _check_plans(arguments: argparse.Namespace) -> int:
     for path in arguments.files:
         role = read_role(path)
         study = read_study(path) if role == "study" else read_settings(path, role).study
-        names[path] = plan_name_of(study)
-        print(f"plan {names[path]}: {path}")
-    if len(set(names.values())) > 1:
+        names[path] = study_name(study)
+        print(f"plan {plan_of_name(names[path])}: {path}")
+
+    # Each is compared with the first.
+    first, *others = names.values()
+    if any(plan_of_name(name) != plan_of_name(first) for name in others):
         print("the plans differ")
-        return 1
-    return 0
+    keys = [key for name in others for key in differing_settings(first, name)]
+    for key in dict.fromkeys(keys):
+        print(f"{key} differs")
+    return int(len(set(names.values())) > 1)
 
 
 def _run_holder(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,12 @@ from dpjax.federated.messages import ANALYST, NO_PARAMETERS, Kind, Message, requ
 from dpjax.federated.plan import FederatedSum
 from dpjax.federated.processes.config import PartySettings
 from dpjax.federated.processes.journal import Journal
-from dpjax.federated.processes.plan_check import plan_name, plans_to_bytes, read_plan_name
+from dpjax.federated.processes.plan_check import (
+    plan_name,
+    plans_to_bytes,
+    read_study_name,
+    study_name,
+)
 from dpjax.federated.processes.progress import Status, log_progress
 from dpjax.federated.processes.transport import Identity, serve
 from dpjax.federated.protocol import NodeState, open_sum, receive, received_draws
@@ -29,7 +34,13 @@ class Node:
     """
 
     def __init__(
-        self, plan: FederatedSum, node: int, journal: Journal, *, round_number: int | None = 0
+        self,
+        plan: FederatedSum,
+        node: int,
+        journal: Journal,
+        *,
+        round_number: int | None = 0,
+        name: str | None = None,
     ) -> None:
         self._plan, self._journal, self._index = plan, journal, node
         self._busy, self._is_stopped = threading.Lock(), False
@@ -37,7 +48,7 @@ class Node:
         self.state, self.round_number = NodeState(node), round_number
         self._begun, self._parameters = b"", NO_PARAMETERS
         self._summed: frozenset[int] | None = None
-        self._plans = {f"node-{node}": plan_name(plan, round_number)}
+        self._plans = {f"node-{node}": name or plan_name(plan, round_number)}
         if self._is_training:
             rounds = [_round_of(name) for name in journal.names() if name.startswith("parameters-")]
             round_number = max(rounds, default=None)
@@ -138,7 +149,7 @@ class Node:
         """Returns the plans received from parties so far; any plan is accepted."""
         if sender != "analyst":
             party_index("holder", sender)
-        self._plans[sender] = read_plan_name(data)
+        self._plans[sender] = read_study_name(data)
         return plans_to_bytes(self._plans)
 
     def stop(self) -> None:
@@ -257,7 +268,9 @@ def run_node(settings: PartySettings, stop: threading.Event) -> NodeOutcome:
     study = settings.study
     number = study.round_number if study.program is None else None
     with settings.open_journal(f"node-{settings.index}") as journal:
-        node = Node(study.plan, settings.index, journal, round_number=number)
+        node = Node(
+            study.plan, settings.index, journal, round_number=number, name=study_name(study)
+        )
         server, _ = serve(
             node.answer,
             settings.address or study.nodes[settings.index],

@@ -1,14 +1,16 @@
-"""Comparison of the plans of all parties before anything is spent.
+"""Comparison of the studies of all parties before anything is spent.
 
-Holders and the analyst send the fingerprint of their plan to every node. A node keeps the last one
+Holders and the analyst send the fingerprint of their plan to every node, and digests of the node
+addresses and time limits of their study. A node keeps the last one
 of each party as long as it runs, and answers with all of them and its own. Nothing is written to a
-journal, and no noise is drawn. A fingerprint is of public numbers alone.
+journal, and no noise is drawn. Fingerprint and digests are of public settings alone.
 
 A party's name is that of its certificate; what a node passes on of other parties is taken from it.
 So this finds mistakes: every message of the protocol has the fingerprint too, and is refused with
 the code ``plan`` where it differs.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping
 
@@ -19,7 +21,10 @@ from dpjax.federated.processes.progress import list_names, repeat_lines
 from dpjax.federated.processes.transport import Call, connect, poll
 
 _PAUSE = 0.5  # seconds between two questions
+# Settings of a study that are compared one by one, beside the plan.
+_SETTINGS = ("nodes", "call_time", "waiting_time", "time_limit")
 _PLAN_NAME = r"[0-9a-f]{32}(?:-[0-9]{1,19})?"
+_STUDY_NAME = rf"{_PLAN_NAME}(?:(?:\+[0-9a-f]{{8}}){{{len(_SETTINGS)}}})?"
 _PARTY_NAME = r"(?:holder|node)-[0-9]{1,10}|analyst"
 
 
@@ -29,27 +34,46 @@ def plan_name(plan: FederatedSum, round_number: int | None = None) -> str:
     return f"{fingerprint}-{round_number}" if round_number else fingerprint
 
 
-def plan_name_of(study: Study) -> str:
-    """Returns the `plan_name` of a study."""
-    return plan_name(study.plan, study.round_number if study.program is None else None)
+def study_name(study: Study) -> str:
+    """Returns the `plan_name` of a study, followed by the digest of each compared setting."""
+    digests = []
+    for key in _SETTINGS:
+        value = getattr(study, key)
+        text = repr(value if key == "nodes" else float(value))
+        digests.append("+" + hashlib.blake2b(text.encode(), digest_size=4).hexdigest())
+    number = study.round_number if study.program is None else None
+    return plan_name(study.plan, number) + "".join(digests)
 
 
-def read_plan_name(data: bytes) -> str:
-    """Returns the plan's name in a holder's or the analyst's message."""
+def plan_of_name(name: str) -> str:
+    """Returns the `plan_name` in a `study_name`."""
+    return name.partition("+")[0]
+
+
+def differing_settings(one: str, other: str) -> list[str]:
+    """Returns the keys of the settings that differ between two names, where both have them."""
+    digests = one.split("+")[1:], other.split("+")[1:]
+    if not all(digests):
+        return []
+    return [key for key, a, b in zip(_SETTINGS, *digests, strict=True) if a != b]
+
+
+def read_study_name(data: bytes) -> str:
+    """Returns the name in a holder's or the analyst's message: `study_name` or `plan_name`."""
     text = data.decode("ascii", "replace")
-    require(re.fullmatch(_PLAN_NAME, text) is not None, "format")
+    require(re.fullmatch(_STUDY_NAME, text) is not None, "format")
     return text
 
 
 def plans_to_bytes(plans: Mapping[str, str]) -> bytes:
-    """Returns a node's answer: a line for each party, with its name and that of its plan."""
+    """Returns a node's answer: a line for each party, with its name and that of its study."""
     return "\n".join(f"{party} {plan}" for party, plan in plans.items()).encode()
 
 
 def _plans_from_bytes(data: bytes) -> dict[str, str]:
     plans = {}
     for line in data.decode("ascii", "replace").split("\n"):
-        match = re.fullmatch(f"({_PARTY_NAME}) ({_PLAN_NAME})", line)
+        match = re.fullmatch(f"({_PARTY_NAME}) ({_STUDY_NAME})", line)
         if match is None:
             raise ProtocolError("format")
         plans[match[1]] = match[2]
@@ -57,11 +81,11 @@ def _plans_from_bytes(data: bytes) -> dict[str, str]:
 
 
 class PlanCheck:
-    """The plans of all parties, as a holder or the analyst receives them from the nodes.
+    """The plans and settings of all parties, as a holder or the analyst receives them from nodes.
 
     Attributes:
-      plans: names of the plans by party, of those that have sent theirs.
-      own: name of the party's own plan.
+      plans: names of the studies by party, of those that have sent theirs.
+      own: name of the party's own study.
     """
 
     def __init__(self, study: Study) -> None:
@@ -69,7 +93,7 @@ class PlanCheck:
         self._nodes = [f"node-{index}" for index in range(counts.num_nodes)]
         self._clients = [*(f"holder-{index}" for index in range(counts.num_holders)), "analyst"]
         self.plans: dict[str, str] = {}
-        self.own = plan_name_of(study)
+        self.own = study_name(study)
 
     def attempt(self, call: Call) -> bool:
         """Sends the own plan to all nodes, and returns whether their answers are final.
@@ -90,7 +114,7 @@ class PlanCheck:
         self.plans = received  # at once: the thread of the lines reads it
 
         # All nodes have received the same plans, of all parties.
-        if any(self.plans[node] != self.own for node in answers):
+        if any(plan_of_name(self.plans[node]) != plan_of_name(self.own) for node in answers):
             return True
         return len(answers) == len(self._nodes) and all(
             plans.get(name) == self.plans.get(name) is not None
@@ -105,24 +129,38 @@ class PlanCheck:
 
     @property
     def is_agreed(self) -> bool:
-        """Whether the plans of all parties were received, and equal the own plan."""
-        return not self.missing and set(self.plans.values()) == {self.own}
+        """Whether all parties' plans were received, and equal the own, and so do the settings."""
+        names = set(map(plan_of_name, self.plans.values()))
+        return not self.missing and names == {plan_of_name(self.own)} and not self.differing
+
+    @property
+    def differing(self) -> dict[str, list[str]]:
+        """By the keys of settings, the parties that have another value than the own."""
+        parties: dict[str, list[str]] = {}
+        for party, name in sorted(self.plans.items()):
+            for key in differing_settings(self.own, name):
+                parties.setdefault(key, []).append(party)
+        return parties
 
     def __str__(self) -> str:
+        own = plan_of_name(self.own)
         if self.is_agreed:
-            return f"all {len(self.plans)} parties hold plan {self.own}"
+            return f"all {len(self.plans)} parties hold plan {own}"
 
+        plans = {party: plan_of_name(name) for party, name in self.plans.items()}
         lines = []
-        for plan in dict.fromkeys([self.own, *self.plans.values()]):
-            parties = sorted(name for name, its_plan in self.plans.items() if its_plan == plan)
+        for plan in dict.fromkeys([own, *plans.values()]):
+            parties = sorted(party for party, its_plan in plans.items() if its_plan == plan)
             lines.append(f"plan {plan}: {list_names(parties) or 'no party'}")
         if self.missing:
             lines.append(f"no plan received from: {list_names(self.missing)}")
+        for key, parties in self.differing.items():
+            lines.append(f"{key} is another than in this study: {list_names(parties)}")
         return "\n".join(lines)
 
 
 def run_plan_check(settings: PartySettings, party: str) -> PlanCheck:
-    """Compares a holder's or the analyst's plan with those of all parties, whose check runs too.
+    """Compares a holder's or the analyst's study with those of all parties, whose check runs too.
 
     The nodes' processes must run. Returns when the plans of all parties were received, or
     `Study.waiting_time` is over.
@@ -130,9 +168,10 @@ def run_plan_check(settings: PartySettings, party: str) -> PlanCheck:
     plan_check = PlanCheck(settings.study)
 
     def line() -> str:
-        others = [name for name, plan in plan_check.plans.items() if plan != plan_check.own]
+        own = plan_of_name(plan_check.own)
+        others = [one for one, name in plan_check.plans.items() if plan_of_name(name) != own]
         differing = f", {list_names(others)} with another plan" if others else ""
-        return f"plan {plan_check.own}, waits for {list_names(plan_check.missing)}{differing}"
+        return f"plan {own}, waits for {list_names(plan_check.missing)}{differing}"
 
     with connect(settings) as channels, repeat_lines(party, line):
         poll(

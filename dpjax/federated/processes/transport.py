@@ -40,6 +40,8 @@ _SERVICE = "dpjax.federated.Node"
 _KINDS: tuple[Kind, ...] = ("share", "query", "agreed", "parameters", "next", "plan")
 # What an answer may have at least: names of the plans of all parties.
 _ANSWER_BYTES = 2**20
+# The name of a study has at most 90 bytes, which is more than the messages of some plans.
+_NAME_BYTES = 90
 # Calls of one client at a time; a connection takes new ones for these seconds, and is closed after
 # twice as many, with the calls on it.
 _NUM_CALLS, _CONNECTION_SECONDS = 4, 120
@@ -95,7 +97,7 @@ def serve(
     server = grpc.server(
         ThreadPoolExecutor(_NUM_CALLS * num_clients),
         options=[
-            *_limits(received=max_bytes, sent=max(max_bytes, _ANSWER_BYTES)),
+            *_limits(received=max(max_bytes, _NAME_BYTES), sent=max(max_bytes, _ANSWER_BYTES)),
             ("grpc.so_reuseport", 0),
             ("grpc.max_concurrent_streams", _NUM_CALLS),
             ("grpc.max_connection_age_ms", 1000 * _CONNECTION_SECONDS),
@@ -197,7 +199,9 @@ class Channels:
                 address,
                 credentials,
                 options=[
-                    *_limits(received=max(max_bytes, _ANSWER_BYTES), sent=max_bytes),
+                    *_limits(
+                        received=max(max_bytes, _ANSWER_BYTES), sent=max(max_bytes, _NAME_BYTES)
+                    ),
                     # The name that the node's certificate must have.
                     ("grpc.ssl_target_name_override", f"node-{node}"),
                     ("grpc.enable_http_proxy", 0),

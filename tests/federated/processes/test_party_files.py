@@ -9,7 +9,7 @@ import pytest
 from dpjax.federated.__main__ import main
 from dpjax.federated.processes import read_study
 from dpjax.federated.processes.config import read_role, read_settings
-from dpjax.federated.processes.plan_check import plan_name_of
+from dpjax.federated.processes.plan_check import study_name
 
 HOW_TO = Path(__file__).parents[3] / "docs" / "how_to" / "federated_processes.md"
 PARTIES = ["holder-0", "holder-1", "holder-2", "node-0", "node-1", "analyst"]
@@ -116,6 +116,23 @@ def test_check_refuses_files_of_other_plans(tmp_path, capsys):
         assert ("the plans differ" in capsys.readouterr().out) == differs == (old != "nodes =")
 
 
+@pytest.mark.parametrize("key", ["nodes", "call_time", "waiting_time", "time_limit"])
+def test_check_names_the_setting_that_differs_between_files(key, tmp_path, capsys):
+    write_files(tmp_path, *INIT)
+    study, copy = tmp_path / "study.toml", tmp_path / "copy.toml"
+    text = study.read_text()
+    if key == "nodes":
+        changed = re.sub(r"(nodes = \[\"[^:]*):", r"\1-b:", text)
+    else:
+        other = 7.5 if key != "time_limit" else 99_999.5
+        changed = f"{key} = {other}\n" + re.sub(rf"(?m)^{key} .*$", "", text)
+    assert changed != text
+    copy.write_text(changed)
+    capsys.readouterr()
+    assert main(["check", str(study), str(copy)]) == 1
+    assert capsys.readouterr().out.splitlines()[2:] == [f"{key} differs"]
+
+
 def test_check_refuses_the_file_of_a_node(tmp_path, capsys):
     write_files(tmp_path, *INIT)
     assert main(["check", "--config", str(tmp_path / "node-0.toml")]) == 2
@@ -150,4 +167,4 @@ def test_example_studies_are_those_of_the_how_to_page(tmp_path):
             assert (folder / "train.py").read_text() == program
         (folder / "page.toml").write_text(block)
         written = read_study(folder / "study.toml")
-        assert plan_name_of(read_study(folder / "page.toml")) == plan_name_of(written)
+        assert study_name(read_study(folder / "page.toml")) == study_name(written)

@@ -10,7 +10,7 @@ from dpjax.federated import ProtocolError
 from dpjax.federated.processes.config import Study
 from dpjax.federated.processes.journal import Journal
 from dpjax.federated.processes.node import Node
-from dpjax.federated.processes.plan_check import PlanCheck, plan_name
+from dpjax.federated.processes.plan_check import PlanCheck, plan_name, study_name
 
 PLAN = plan_of(histogram_release(), num_holders=3, num_nodes=2)
 OTHER = plan_of(histogram_release(scale=5.0), num_holders=3, num_nodes=2)
@@ -108,6 +108,46 @@ def test_plan_check_names_a_node_of_another_plan(parties_with):
     ]
 
 
+STUDY = Study(plan=PLAN, nodes=("node:1", "node:2"))
+SETTINGS = {
+    "nodes": ("node:1", "node:3"),
+    "call_time": 11.0,
+    "waiting_time": 61.0,
+    "time_limit": 299.0,
+}
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+def test_plan_check_names_a_setting_that_differs(key, parties_with):
+    parties = parties_with()
+    parties.checks["holder-1"] = PlanCheck(replace(STUDY, **{key: SETTINGS[key]}))
+    for name in (*CLIENTS, *CLIENTS):
+        parties.attempt(name)
+    everyone = "analyst, holder-0, holder-1, holder-2, node-0, node-1"
+    for name, others in (("holder-0", "holder-1"), ("holder-1", "analyst, holder-0, holder-2")):
+        assert parties.attempt(name)
+        assert not parties.checks[name].is_agreed
+        assert str(parties.checks[name]).splitlines() == [
+            f"plan {OWN}: {everyone}",
+            f"{key} is another than in this study: {others}",
+        ]
+
+    # Power: equal settings, of other types, agree.
+    parties.checks["holder-1"] = PlanCheck(replace(STUDY, call_time=10))
+    for name in ("holder-1", "holder-0"):
+        assert parties.attempt(name)
+    assert parties.checks["holder-0"].is_agreed
+
+
+def test_plan_check_names_a_node_with_another_setting(tmp_path):
+    name = study_name(replace(STUDY, time_limit=200.0))
+    with Journal(tmp_path, "node") as journal:
+        node = Node(PLAN, 0, journal, name=name)
+        check = PlanCheck(STUDY)
+        check.attempt(lambda _, kind, data: node.answer("analyst", kind, data))
+    assert "time_limit is another than in this study: node-0" in str(check).splitlines()
+
+
 def test_plan_check_without_an_answer(parties_with):
     parties = parties_with()
     parties.away = {0, 1}
@@ -144,6 +184,7 @@ def test_node_refuses_what_is_no_name_of_a_plan(tmp_path, sender, data, code):
         b"",
         b"\xff",
         b"node-0",
+        f"node-0 {OWN}+00000000".encode(),
         f"node-0 {OWN}\n".encode(),
         f"node-0  {OWN}".encode(),
         f"node-0 {OWN} text of a node".encode(),
