@@ -11,6 +11,7 @@ import pytest
 import dpjax
 from dpjax import statistics
 from dpjax.statistics import counts, quantiles
+from dpjax.statistics.quantiles import rank_distances
 
 KEY = jax.random.key(3)
 BOUNDS = (0.0, 100.0)
@@ -466,6 +467,14 @@ REFUSED = {
     "equal groups": (lambda: grouped("variance", categories=["a", "a"]), "categories"),
     "groups are a word": (lambda: grouped("mean", categories="ab"), "categories"),
     "by is its own column": (lambda: grouped("mean", by="age"), "by"),
+    "quantile by without categories": (
+        lambda: statistics.quantile("age", 0.5, bounds=BOUNDS, by="arm"),
+        "categories",
+    ),
+    "quantile by its own column": (
+        lambda: statistics.quantile("age", 0.5, bounds=BOUNDS, by="age", categories=[1, 2]),
+        "by must be another column",
+    ),
     "no queries": (lambda: plan([]), "queries"),
     "no query": (lambda: plan(["mean"]), "queries"),
     "equal queries": (lambda: plan(queries()[:1] * 2), "queries"),
@@ -514,6 +523,72 @@ def test_query_refuses(case):
     call, name = REFUSED[case]
     with pytest.raises((TypeError, ValueError), match=name):
         call()
+
+
+def quantile_by_city(probability=0.9, num_candidates=10_001):
+    return statistics.quantile(
+        "age",
+        probability,
+        bounds=BOUNDS,
+        num_candidates=num_candidates,
+        by="city",
+        categories=["a", "b", "d"],
+    )
+
+
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+def test_quantiles_by_group_with_little_noise_are_those_of_pandas(adjacency, people):
+    made = plan([quantile_by_city(0.5)], adjacency=adjacency, epsilon=100.0)
+    assert made.labels == ("0.5-quantile of age by city",)
+    assert made.num_releases == 4  # and no number of all records
+    *found, empty = made.release(KEY, people).estimates
+    assert [each.entry for each in found] == ["a", "b"]
+    for each in found:
+        ages = people["age"][people["city"] == each.entry]
+        assert ages.quantile(0.49) - 0.1 <= each.estimate <= ages.quantile(0.51) + 0.1
+        assert each.low < ages.median() < each.high < each.low + 10
+    assert (empty.low, empty.high) == BOUNDS
+
+
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+def test_quantiles_by_group_meet_the_target(adjacency):
+    made = plan([quantile_by_city()], adjacency=adjacency)
+    assert 0.97 < made.certificate(1e-6).epsilon <= 1.0
+    assert "3 groups by city: counts, and of each group" in str(made.guarantee.description)
+
+
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+def test_sensitivity_of_quantiles_by_group_is_attained(adjacency):
+    """Of all groups' utilities together: each selection is private at twice its change over scale.
+
+    The selections compose, so their changes add up. Power: a replaced record that changes groups
+    moves both by more than the sensitivity of one group.
+    """
+    query, rng = quantile_by_city(num_candidates=21), np.random.default_rng(0)
+    _, *selections = query._make_mechanisms(
+        epsilon=1.0, delta=1e-6, adjacency=adjacency, unit="one person"
+    )
+    grid = np.linspace(*BOUNDS, 21)
+
+    def utilities(ages, cities):
+        groups = query._read({"age": np.array(ages), "city": np.array(cities, object)})
+        return np.stack(
+            [rank_distances(group, grid, query.quantile.probability, 0.0) for group in groups]
+        )
+
+    changes = []
+    for _ in range(400):
+        ages, cities = list(rng.choice(grid, 8)), list(rng.choice(["a", "b", "other"], 8))
+        before = utilities(ages, cities)
+        if adjacency == "replace_one":
+            ages[0], cities[0] = rng.choice(grid), rng.choice(["a", "b", "other"])
+        else:
+            del ages[0], cities[0]
+        changes.append(np.abs(utilities(ages, cities) - before).max(axis=1).sum())
+    (value,) = {each.sensitivity.value for each in selections}
+    assert value == pytest.approx(1.8 if adjacency == "replace_one" else 0.9, abs=1e-6)
+    assert 0.9 * value < max(changes) <= value
+    assert sum(each.pure_epsilon for each in selections) == pytest.approx(0.8)
 
 
 def test_regression_reads_the_bounds_of_its_columns_alone(people):

@@ -263,3 +263,39 @@ def test_coverage_of_variances_of_groups(adjacency, fast_noise):
 def test_power_coverage_of_groups_finds_narrow_intervals(fast_noise):
     covered, _ = group_coverages(1000, 200, "add_remove", shrink=0.7)
     assert (covered < LEAST - 0.02).any()
+
+
+SIZES = (3, 40, 300, 2_000)
+REPEATS = 100
+
+
+def coverages_by_group(adjacency, factor=1.0):
+    """Returns how often the intervals of medians cover in groups of ``SIZES``, and their widths."""
+    population = POPULATIONS["exponential"]
+    groups = np.repeat(np.arange(len(SIZES)), SIZES)
+    query = statistics.quantile(
+        0, 0.5, bounds=BOUNDS, num_candidates=1_001, by=1, categories=range(len(SIZES))
+    )
+    made = statistics.plan([query], epsilon=1.0, delta=1e-6, adjacency=adjacency)
+    truth, rng, intervals = population.median(), np.random.default_rng(22), []
+    for _ in range(REPEATS):
+        values = population.rvs(size=len(groups), random_state=rng)
+        released = made.release(KEY, np.stack([values, groups], axis=-1))
+        intervals.append([(each.low, each.high) for each in released.estimates])
+    low, high = np.moveaxis(np.array(intervals), -1, 0)
+    middle, half = (low + high) / 2, factor * (high - low) / 2
+    return (np.abs(truth - middle) <= half).mean(axis=0), (high - low).mean(axis=0)
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_intervals_of_quantiles_by_group_cover_quick(adjacency, fast_noise):
+    """With 4 standard deviations of slack: fails by chance once in 4,000 runs."""
+    shares, widths = coverages_by_group(adjacency)
+    assert (shares > LEAST - slack(REPEATS, 4)).all()
+    assert shares[-1] < LARGEST + slack(REPEATS, 4)
+    assert widths[0] > 99  # too few records for the noise
+    assert widths[2] < 20 > 4 * widths[3]
+
+    # Power: intervals of half the width do not cover.
+    shares, _ = coverages_by_group(adjacency, factor=0.5)
+    assert (shares[2:] < LEAST - slack(REPEATS, 4)).all()
