@@ -27,7 +27,12 @@ from dpjax.bayes.variational.gradient_trace import (
     record_gradient,
     tail_sums,
 )
-from dpjax.bayes.variational.noise_aware import NoiseAwarePosterior, find_problems, fit_optimum
+from dpjax.bayes.variational.noise_aware import (
+    NoiseAwarePosterior,
+    find_problems,
+    fit_optimum,
+    moves_by_priors,
+)
 from dpjax.training.checkpoint import CheckpointStore
 
 SOFTPLUS = constraints.softplus_positive
@@ -81,8 +86,11 @@ def test_tail_sums_are_those_of_the_steps_in_float64():
     for found, terms in [
         (tail.x, x),
         (tail.xx, x**2),
+        (tail.xxx, x**3),
+        (tail.xxxx, x**4),
         (tail.g, g),
         (tail.xg, x * g),
+        (tail.xxg, x**2 * g),
         (tail.gg, g**2),
     ]:
         allowed = 1e-5 * np.abs(terms).sum(0)
@@ -111,7 +119,15 @@ def test_blocks_have_all_steps_once(num_steps):
     assert tail.counts.sum() == num_steps
 
     x, g, edges = params - tail.center, gradients, np.cumsum(tail.counts).astype(int)
-    for found, terms in [(tail.x, x), (tail.xx, x**2), (tail.g, g), (tail.xg, x * g)]:
+    for found, terms in [
+        (tail.x, x),
+        (tail.xx, x**2),
+        (tail.xxx, x**3),
+        (tail.xxxx, x**4),
+        (tail.g, g),
+        (tail.xg, x * g),
+        (tail.xxg, x**2 * g),
+    ]:
         blocks = [each.sum(0) for each in np.split(terms, edges[:-1])]
         np.testing.assert_allclose(found, blocks, rtol=1e-3, atol=1e-3)
 
@@ -125,8 +141,8 @@ NUM, RATE, STEPS, CLIP, REPEATS = 2_000, 0.1, 1_000, 4.0, 1_000
 Q_STD = NUM**-0.5
 
 
-@partial(jax.jit, static_argnames=("num_steps", "decay"))
-def simulate(key, sigma, num_steps=STEPS, decay=0.05, bend=0.0, start=0.0):
+@partial(jax.jit, static_argnames=("num_steps", "decay", "rise"))
+def simulate(key, sigma, num_steps=STEPS, decay=0.05, bend=0.0, start=0.0, rise=0.0):
     """Runs `REPEATS` times SGD on the mean; the truth is zero.
 
     Returns the means of the data, the last and averaged iterate and the traces.
@@ -143,7 +159,10 @@ def simulate(key, sigma, num_steps=STEPS, decay=0.05, bend=0.0, start=0.0):
         number, key = inputs
         u, batch, loc_noise, scale_noise = jax.random.normal(key, (4, REPEATS))
         curvature = NUM * (1 + bend * (number > 0.6 * num_steps))
-        of_theta = curvature * (loc + std * u - data_mean) + batch_std * batch
+        theta = loc + std * u - data_mean
+        if rise:
+            theta = jnp.expm1(rise * theta) / rise
+        of_theta = curvature * theta + batch_std * batch
         loc_gradient = of_theta + noise_std * loc_noise
         scale_gradient = (of_theta * u - 1 / std) * derivative + noise_std * scale_noise
         trace = record_gradient(
@@ -259,14 +278,15 @@ def test_variance_is_at_least_that_of_the_noise():
 # Its checks, each on one coordinate of the simulation.
 
 
+def first_of(fitted, index=0):
+    """Regression of one of the repeats."""
+    return type(fitted)(*(np.asarray(x[index] if np.ndim(x) else x) for x in fitted))
+
+
 def problems_of(trace, sigma, count=200, **options):
     fitted = fit(trace, sigma, **options)
-
-    def one(index):
-        values = (x[index] if np.ndim(x) else x for x in fitted)
-        return find_problems({"auto_loc": type(fitted)(*map(np.asarray, values))}, None)
-
-    return [one(index) for index in range(count)]
+    fits = (first_of(fitted, index) for index in range(count))
+    return [find_problems({"auto_loc": each}, {"auto_loc": np.zeros(())}, None) for each in fits]
 
 
 def share_with(problems, word):
@@ -277,7 +297,7 @@ def test_no_problem_is_found_where_the_model_holds():
     # A learning rate at which the curvature is identified: ratio 9 to its s.d.
     trace = simulate(jax.random.key(3), 20.0, decay=0.2)[3]
     found = problems_of(trace, 20.0, count=REPEATS)
-    # 1 % by construction, as two checks of one coordinate at 0.5 % each.
+    # 1 % by construction, as half of it is for drift and slopes, and half for the quadratic term.
     assert (
         np.mean([bool(each) for each in found]) < stats.binom.ppf(0.999, REPEATS, 0.015) / REPEATS
     )
@@ -287,12 +307,22 @@ def test_no_problem_is_found_where_the_model_holds():
     ("word", "options"),
     [
         ("not identified", {"decay": 0.002}),
-        ("not linear", {"decay": 0.2, "bend": 1.5}),
+        ("not linear over the tail", {"decay": 0.2, "bend": 1.5}),
+        ("not linear over the range", {"decay": 0.2, "rise": 7.0}),
     ],
 )
 def test_problems_are_found(word, options):
     trace = simulate(jax.random.key(4), 20.0, **options)[3]
     assert share_with(problems_of(trace, 20.0), word) > 0.9
+
+
+def test_quadratic_terms_are_standard_normal_where_gradients_are_linear():
+    bend, rising = (
+        fit(simulate(jax.random.key(5), 20.0, decay=0.2, rise=rise)[3], 20.0).bend
+        for rise in (0.0, 1.0)
+    )
+    assert stats.kstest(bend, "norm").pvalue > 0.001
+    assert stats.kstest(rising, "norm").pvalue < 0.001  # power
 
 
 def test_problem_not_settled_is_found():
@@ -302,7 +332,11 @@ def test_problem_not_settled_is_found():
     tail = tail_sums(record(params, gradients), 0.0)["auto_loc"]
     steady = tail_sums(record(*pairs(6_400)), 0.0)["auto_loc"]
     found, none = (
-        find_problems({"auto_loc": fit_optimum(each, without_scales(each), 0.01, SOFTPLUS)}, None)
+        find_problems(
+            {"auto_loc": fit_optimum(each, without_scales(each), 0.01, SOFTPLUS)},
+            {"auto_loc": np.zeros(2)},
+            None,
+        )
         for each in (tail, steady)
     )
     assert any("have not settled" in problem for problem in found)
@@ -326,6 +360,64 @@ def test_correlated_coordinates_are_widened():
         std = np.sqrt(fitted.dispersion * fitted.variance / fitted.num_steps) / fitted.slope
         ratios.append(std / np.sqrt(np.diag(np.linalg.inv(curvature @ curvature)) / 5_120))
     assert 0.85 < np.mean(ratios) < 1.15
+
+
+# What gradients of priors add that are not linear over the range of the iterates.
+
+
+def rate_model(prior):
+    def model(y):
+        rate = numpyro.sample("rate", prior)
+        with numpyro.plate("records", len(y)):
+            numpyro.sample("y", dist.Normal(rate, 1), obs=y)
+
+    return model
+
+
+def iterates_of(model, std, curvature=1_000.0):
+    """Terms of the model, and sums of 6,400 iterates with this standard deviation around 0.3."""
+    svi = DPSVI(model, AutoNormal(model), optax.sgd(1e-4), mechanism=MECHANISM)
+    state = svi.init(jax.random.key(0), Y)
+    params = svi.optim.get_params(state.optim_state)
+    x = 0.3 + std * np.random.default_rng(0).permutation(
+        stats.norm.ppf((np.arange(6_400) + 0.5) / 6_400)
+    )
+    steps = {name: np.float32(x if name.endswith("loc") else 0 * x - 2) for name in params}
+    noise = 30 * np.random.default_rng(1).normal(size=6_400)
+
+    def step(trace, inputs):
+        values, noise = inputs
+        gradient = {name: curvature * (each - 0.3) + noise for name, each in values.items()}
+        return record_gradient(trace, values, gradient), None
+
+    trace, _ = jax.lax.scan(step, init_trace(params), (steps, jnp.float32(noise)))
+    return svi._step_of(state, (Y,), {})[0].terms, tail_sums(trace, 0.0)
+
+
+@pytest.mark.parametrize("std", [0.3, 0.6])
+def test_move_by_a_prior_that_is_not_log_quadratic(std):
+    """If rate = e^z an exponential prior has the gradient e^z - 1, on average e^(m + s²/2) - 1."""
+    terms, tails = iterates_of(rate_model(dist.Exponential(1.0)), std)
+    move = moves_by_priors(terms, tails, ["rate_auto_loc"], ())["rate_auto_loc"]
+    at_mean = np.exp(0.3 + np.log1p(np.exp(-2)) ** 2 / 2)
+    added = at_mean * np.expm1(std**2 / 2)
+    posterior_std = np.sqrt(1 / 1_000 + 30**2 / 6_400 / 1_000**2)
+    assert float(move) == pytest.approx(added / 1_000 / posterior_std, rel=0.1)
+
+
+def test_no_move_by_a_normal_prior():
+    terms, tails = iterates_of(rate_model(dist.Normal(0, 0.1)), 0.6)
+    move = moves_by_priors(terms, tails, ["rate_auto_loc"], ())["rate_auto_loc"]
+    assert abs(float(move)) < 1e-3
+
+
+@pytest.mark.parametrize(("move", "is_found"), [(1.4, False), (-1.6, True), (np.nan, True)])
+def test_problem_of_priors_that_are_not_linear_is_found(move, is_found):
+    fits = {"auto_loc": first_of(fit(simulate(jax.random.key(3), 20.0, decay=0.2)[3], 20.0))}
+    found = find_problems(fits, {"auto_loc": np.array(move)}, None)
+    assert (
+        any("the priors of 1 of 1 coordinates is not linear" in each for each in found) == is_found
+    )
 
 
 # Runs of DPSVI.

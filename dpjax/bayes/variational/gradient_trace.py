@@ -1,7 +1,7 @@
 """Sums over blocks of steps of released gradients and of the parameters they were taken at."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ from numpyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
 from dpjax.bayes.variational.model_args import Values
 
 NUM_BLOCKS = 32
-# Of a guide whose gradients are recorded: a trace is as large as 192 copies of its parameters.
+# Of a guide whose gradients are recorded: a trace is as large as 288 copies of its parameters.
 MAX_PARAMETERS = 20_000
 
 
@@ -83,8 +83,8 @@ class GradientTrace(NamedTuple):
       num_steps: steps recorded, int32.
       block_length: steps in a full block, int32.
       centers: by parameter, ``(32, ...)``: values in the first step of each block.
-      sums: by parameter, ``(32, 5, ...)``: the sums of x, x^2, g, x g and g^2. With the centres
-        this is the size of 192 copies of the parameters.
+      sums: by parameter, ``(32, 8, ...)``: the sums of x, x^2, x^3, x^4, g, x g, x^2 g and g^2.
+        With the centres this is the size of 288 copies of the parameters.
     """
 
     num_steps: jax.Array
@@ -104,7 +104,7 @@ def init_trace(params: Values) -> GradientTrace:
         jnp.zeros((), jnp.int32),
         jnp.ones((), jnp.int32),
         jax.tree.map(lambda leaf: zeros(leaf, NUM_BLOCKS), params),
-        jax.tree.map(lambda leaf: zeros(leaf, NUM_BLOCKS, 5), params),
+        jax.tree.map(lambda leaf: zeros(leaf, NUM_BLOCKS, 8), params),
     )
 
 
@@ -130,7 +130,8 @@ def record_gradient(trace: GradientTrace, params: Values, gradient: Values) -> G
 
     def add(sums: jax.Array, center: jax.Array, leaf: jax.Array, grad: jax.Array) -> jax.Array:
         x, g = leaf - center[block], grad.astype(sums.dtype)
-        return sums.at[block].add(jnp.stack([x, x * x, g, x * g, g * g]))
+        terms = [x, x**2, x**3, x**4, g, x * g, x**2 * g, g**2]
+        return sums.at[block].add(jnp.stack(terms))
 
     sums = jax.tree.map(add, trace.sums, centers, params, gradient)
     return trace._replace(num_steps=trace.num_steps + 1, centers=centers, sums=sums)
@@ -143,9 +144,8 @@ def merge_blocks(trace: GradientTrace) -> GradientTrace:
         first, second = sums[0::2], sums[1::2]
 
         # The second block's sums about the first's centre.
-        shift, count = centers[1::2] - centers[0::2], trace.block_length
-        x, xx, g, xg, gg = jnp.moveaxis(second, 1, 0)
-        moved = [x + count * shift, xx + 2 * shift * x + count * shift**2, g, xg + shift * g, gg]
+        shift = centers[1::2] - centers[0::2]
+        moved = shift_sums(trace.block_length, shift, jnp.moveaxis(second, 1, 0))
 
         return pad(first + jnp.stack(moved, 1))
 
@@ -160,6 +160,27 @@ def merge_blocks(trace: GradientTrace) -> GradientTrace:
     )
 
 
+def shift_sums(count: Any, shift: Any, sums: Iterable[Any]) -> list[Any]:
+    """Returns the sums of a trace about another centre, for x + ``shift`` in the place of x.
+
+    Args:
+      count: number of steps.
+      shift: the old centre minus the new one.
+      sums: in the order of `GradientTrace.sums`.
+    """
+    x, xx, xxx, xxxx, g, xg, xxg, gg = sums
+    return [
+        x + count * shift,
+        xx + 2 * shift * x + count * shift**2,
+        xxx + 3 * shift * xx + 3 * shift**2 * x + count * shift**3,
+        xxxx + 4 * shift * xxx + 6 * shift**2 * xx + 4 * shift**3 * x + count * shift**4,
+        g,
+        xg + shift * g,
+        xxg + 2 * shift * xg + shift**2 * g,
+        gg,
+    ]
+
+
 class TailSums(NamedTuple):
     """Sums of one parameter over the blocks of a tail, in float64, about one common centre.
 
@@ -168,8 +189,11 @@ class TailSums(NamedTuple):
       center: values that x is relative to.
       x: sums of x, ``(num_blocks, ...)``; so are all below.
       xx: of x^2.
+      xxx: of x^3.
+      xxxx: of x^4.
       g: of the gradient g.
       xg: of x g.
+      xxg: of x^2 g.
       gg: of g^2.
     """
 
@@ -177,8 +201,11 @@ class TailSums(NamedTuple):
     center: npt.NDArray[np.float64]
     x: npt.NDArray[np.float64]
     xx: npt.NDArray[np.float64]
+    xxx: npt.NDArray[np.float64]
+    xxxx: npt.NDArray[np.float64]
     g: npt.NDArray[np.float64]
     xg: npt.NDArray[np.float64]
+    xxg: npt.NDArray[np.float64]
     gg: npt.NDArray[np.float64]
 
 
@@ -197,17 +224,9 @@ def tail_sums(trace: GradientTrace, burn_in: float) -> dict[str, TailSums]:
     # Sums about the first centre of the tail.
     tails = {}
     for name, sums in trace.sums.items():
-        x, xx, g, xg, gg = np.moveaxis(np.asarray(sums, float)[first:last], 1, 0)
+        blocks = np.moveaxis(np.asarray(sums, float)[first:last], 1, 0)
         centers = np.asarray(trace.centers[name], float)[first:last]
         n = counts.reshape(-1, *[1] * (centers.ndim - 1))
-        shift = centers - centers[:1]
-        tails[name] = TailSums(
-            counts,
-            centers[0] if last > first else centers.sum(0),
-            x + n * shift,
-            xx + 2 * shift * x + n * shift**2,
-            g,
-            xg + shift * g,
-            gg,
-        )
+        moved = shift_sums(n, centers - centers[:1], blocks)
+        tails[name] = TailSums(counts, centers[0] if last > first else centers.sum(0), *moved)
     return tails

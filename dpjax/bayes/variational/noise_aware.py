@@ -6,6 +6,10 @@ the noise e_t is independent of phi_t given the past, whatever the optimiser. So
 of the guide's draws, which its residuals estimate. With A diagonal each coordinate is a regression
 by itself, and under flat priors slope and mean gradient are normal.
 
+Noise hides most of what is not linear in the records' gradients, but the gradient of the data-free
+term, of priors and guide, is known without noise: its average over the iterates minus its value at
+their mean is what a gradient that is not linear adds to the mean gradient.
+
 For a mean m and standard deviation s of a mean-field normal guide and a log posterior that is
 quadratic with curvature a, the gradients are a (m - m*) in m and a s - 1/s in s. The optimum is
 s* = a^(-1/2) (Opper & Archambeau 2009, of the fixed points of the variational Gaussian), so the
@@ -14,6 +18,7 @@ slope of the means' gradients gives the scales too, whose own gradients are most
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import NormalDist
@@ -29,11 +34,13 @@ from numpyro.distributions.constraints import Constraint
 from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoDiagonalNormal
 from numpyro.infer.util import unconstrain_fn
+from scipy import stats
 
 from dpjax._checks import as_key, check_count
 from dpjax._typing import PRNGKey
-from dpjax.bayes.variational.gradient_trace import MeanFieldParams, TailSums
-from dpjax.bayes.variational.model_args import ModelArgs, Values, as_arrays
+from dpjax.bayes.variational.elbo import ELBOTerms, data_free_loss
+from dpjax.bayes.variational.gradient_trace import MeanFieldParams, TailSums, shift_sums
+from dpjax.bayes.variational.model_args import Leaves, ModelArgs, Values, as_arrays
 from dpjax.bayes.variational.validate import find_sites
 
 if TYPE_CHECKING:
@@ -52,6 +59,14 @@ _NUM_PRIOR_DRAWS = 1_000
 _LARGEST_RATE_FACTOR = 2.5
 # Of the clipped share over its standard error, and of the move in posterior standard deviations.
 _CLIPPED_RATIO, _LARGEST_MOVE = 3.0, 0.5
+# Of the move by gradients of priors that are not linear, in posterior standard deviations, and
+# how many iterates it is averaged over.
+_LARGEST_PRIOR_MOVE, _NUM_ITERATES = 1.5, 4_000
+
+_NARROWER_RANGE = (
+    "a smaller learning rate, with more steps; or less noise, by a smaller l2_clip (if few records"
+    " are clipped) or a larger epsilon"
+)
 
 
 class OptimumFit(NamedTuple):
@@ -68,6 +83,7 @@ class OptimumFit(NamedTuple):
         over blocks of steps vary more than the model has it.
       drift: z-score of the difference between both halves' residual mean gradients.
       curvature_change: z-score of the difference between both halves' slopes.
+      bend: z-score of the coefficient of the squared parameter in the regression.
     """
 
     mean: Array
@@ -79,6 +95,7 @@ class OptimumFit(NamedTuple):
     dispersion: Array
     drift: Array
     curvature_change: Array
+    bend: Array
 
     @property
     def is_identified(self) -> npt.NDArray[np.bool_]:
@@ -175,6 +192,14 @@ def fit_optimum(
         variance * (1 / first.s_xx + 1 / second.s_xx)
     )
 
+    # A quadratic term: gradients on what x^2 has beside its own regression on x.
+    totals = (each.sum(0) for each in loc[2:])
+    _, _, s_xxx, s_xxxx, _, _, s_xxg, _ = shift_sums(num_steps, -mean_x, totals)
+    on_x = s_xxx / np.where(s_xx > 0, s_xx, 1.0)
+    remainder = s_xxxx - s_xx**2 / num_steps - on_x * s_xxx
+    product = s_xxg - s_xx * mean_g - on_x * s_xg
+    bend = product / np.sqrt(dispersion * variance * np.where(remainder > 0, remainder, np.inf))
+
     return OptimumFit(
         loc.center + mean_x,
         mean_g,
@@ -185,6 +210,7 @@ def fit_optimum(
         dispersion,
         drift,
         curvature_change,
+        bend,
     )
 
 
@@ -202,6 +228,76 @@ def move_by_loss(fits: dict[str, OptimumFit], loss: float) -> float:
         variance = 1 / slope + fit.dispersion * fit.variance / fit.num_steps / slope**2
         squares.append(((each / slope) ** 2 / variance).ravel())
     return float(np.sqrt(np.mean(np.concatenate(squares))))
+
+
+def moves_by_priors(
+    terms: ELBOTerms, tails: dict[str, TailSums], locs: Sequence[str], arrays: Leaves
+) -> dict[str, Array]:
+    """Returns by how many standard deviations priors that are not log-quadratic move the optima.
+
+    Their gradient on average over the iterates, minus that at the mean iterate, which is zero where
+    it is linear, over the curvature; in units of the coordinate's posterior standard deviation with
+    the others fixed, noise included. Iterates are drawn from independent normal distributions
+    of their mean and variance in the tail, in pairs around the mean, and the latent variables are
+    the same in both and at the mean.
+
+    Args:
+      terms: of the negative ELBO.
+      tails: sums of each unconstrained parameter of the guide.
+      locs: names of the guide's means.
+      arrays: public arguments of the model.
+
+    Returns:
+      By the name of the guide's means, an array of their shape.
+    """
+    # Mean and standard deviation of the iterates.
+    center, std = {}, {}
+    for name, tail in tails.items():
+        n = tail.counts.sum()
+        mean_x = tail.x.sum(0) / n
+        variance = np.maximum(tail.xx.sum(0) / n - mean_x**2, 0.0)
+        center[name] = jnp.asarray(tail.center + mean_x)
+        std[name] = jnp.asarray(np.sqrt(variance))
+
+    # What the gradient has more on average over them than at the mean.
+    keys = jax.random.split(jax.random.key(0), _NUM_ITERATES)
+    added = _mean_difference(terms, center, std, arrays, keys)
+
+    # Over the curvature by least squares, in posterior standard deviations.
+    moves = {}
+    for name in locs:
+        tail = tails[name]
+        n = tail.counts.sum()
+        s_xx, s_xg, s_gg = _centered(tail, tail.x.sum(0) / n, tail.g.sum(0) / n)
+        s_xx = np.maximum(s_xx, np.finfo(float).tiny)
+        residual_variance = np.maximum(s_gg - s_xg**2 / s_xx, np.finfo(float).tiny) / (n - 2)
+        slope = np.maximum(s_xg / s_xx, np.sqrt(residual_variance / s_xx))
+        posterior_variance = 1 / slope + residual_variance / n / slope**2
+        moves[name] = np.asarray(added[name], float) / slope / np.sqrt(posterior_variance)
+    return moves
+
+
+@partial(jax.jit, static_argnames="terms")
+def _mean_difference(
+    terms: ELBOTerms, center: Values, std: Values, arrays: Leaves, keys: PRNGKey
+) -> Values:
+    """Mean of the data-free gradient at draws around a center, minus that at the center."""
+    flat_center, unravel = ravel_pytree(center)
+    flat_std = ravel_pytree(std)[0]
+
+    def one(key: PRNGKey) -> jax.Array:
+        iterate_key, guide_key = jax.random.split(key)
+        step = flat_std * jax.random.normal(iterate_key, jnp.shape(flat_std))
+
+        @jax.grad
+        def gradient(flat: jax.Array) -> jax.Array:
+            return data_free_loss(terms, unravel(flat), arrays, guide_key)
+
+        at = jax.lax.map(gradient, jnp.stack([flat_center + step, flat_center - step, flat_center]))
+        return (at[0] + at[1]) / 2 - at[2]
+
+    mean: Values = unravel(jax.lax.map(one, keys, batch_size=100).mean(0))
+    return mean
 
 
 def _centered(sums: TailSums, mean_x: Array, mean_g: Array) -> tuple[Array, Array, Array]:
@@ -246,10 +342,10 @@ class NoiseAwarePosterior:
     A mixture of mean-field normal guides over their optimum: theta ~ q(theta; phi*) with phi* drawn
     given the trace of released gradients. **Not** included: the bias of clipping, and that of
     gradients that are not linear over the range of the iterates, which a large learning rate makes
-    wide. Whether clipping matters shows in ``clipped``, where `DPSVI` releases the share of clipped
-    records. Both can be seen on records simulated from the draws, at no privacy cost: whether a run
-    on them finds the parameters they were simulated from, and how many `DPSVI.clipping_report`
-    finds clipped.
+    wide: ``problems`` has it where priors cause it, or where it exceeds the noise. Whether clipping
+    matters shows in ``clipped``, where `DPSVI` releases the share of clipped records. Both can be
+    seen on records simulated from the draws, at no privacy cost: whether a run on them finds the
+    parameters they were simulated from, and how many `DPSVI.clipping_report` finds clipped.
 
     Attributes:
       fits: the regressions, by the name of the guide's means.
@@ -417,18 +513,32 @@ def find_priors(
     return limited
 
 
-def find_problems(fits: dict[str, OptimumFit], clipped: ClippedShare | None) -> tuple[str, ...]:
+def find_problems(
+    fits: dict[str, OptimumFit], moves: dict[str, Array], clipped: ClippedShare | None
+) -> tuple[str, ...]:
     """Returns the failed checks of a noise-aware posterior: curvature, drift, linearity, clipping.
 
     Args:
       fits: the regressions, by the name of the guide's means.
+      moves: by how many posterior standard deviations gradients of priors that are not linear move
+        the optima, by these names.
       clipped: share of clipped records, if it was released.
     """
-    # One rate of false alarms for the two-sided checks of all coordinates.
-    num_checks = sum(2 * fit.mean.size for fit in fits.values())
-    limit = NormalDist().inv_cdf(1 - _FALSE_ALARM_RATE / (2 * num_checks))
+    # Half of the rate of false alarms for the two-sided checks of all coordinates.
+    num_coordinates = sum(fit.mean.size for fit in fits.values())
+    limit = NormalDist().inv_cdf(1 - _FALSE_ALARM_RATE / 2 / (4 * num_coordinates))
 
+    # Half for their quadratic terms together.
     problems = []
+    squares = np.concatenate([np.ravel(fit.bend**2) for fit in fits.values()])
+    if stats.chi2.sf(squares.sum(), num_coordinates) < _FALSE_ALARM_RATE / 2:
+        factor = math.sqrt(squares.sum() / num_coordinates)
+        problems.append(
+            "gradients are not linear over the range of the iterates (their quadratic terms are"
+            f" {factor:.1f} times as large as the noise explains), so intervals of all parameters"
+            f" may miss: {_NARROWER_RANGE}"
+        )
+
     for name, fit in fits.items():
         size = fit.mean.size
 
@@ -466,6 +576,16 @@ def find_problems(fits: dict[str, OptimumFit], clipped: ClippedShare | None) -> 
                 f" (curvatures of both halves differ by up to"
                 f" {np.abs(fit.curvature_change).max():.1f} standard errors): a larger burn_in, or"
                 " a smaller learning rate in the tail"
+            )
+
+        largest = float(np.abs(moves[name]).max())
+        moved = int((~(np.abs(moves[name]) <= _LARGEST_PRIOR_MOVE)).sum())  # NaN included
+        if moved:
+            problems.append(
+                f"{name}: the gradient of the priors of {moved} of {size} coordinates is not linear"
+                f" over the range of the iterates, which moves estimates by up to {largest:.1f}"
+                " posterior standard deviations; those of the records need not be linear there"
+                f" either, so intervals of all parameters may miss: {_NARROWER_RANGE}"
             )
 
     if clipped is not None and clipped.is_certain and clipped.move > _LARGEST_MOVE:

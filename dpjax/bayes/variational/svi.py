@@ -45,6 +45,7 @@ from dpjax.bayes.variational.noise_aware import (
     find_problems,
     fit_optimum,
     move_by_loss,
+    moves_by_priors,
 )
 from dpjax.bayes.variational.step import (
     CLIPPED,
@@ -155,8 +156,9 @@ class DPSVIResult(RunResult):
 
         Returns:
           A `NoiseAwarePosterior`, with ``posterior_samples`` and ``predict``. A warning is given
-          for each of its ``problems``: curvature not identified, not settled, not linear; with
-          ``release_clipped_share`` also moved by clipping.
+          for each of its ``problems``: curvature not identified, not settled, gradients not linear
+          over the tail or over the range of the iterates; with ``release_clipped_share`` also moved
+          by clipping.
 
         Privacy:
           Post-processing of what the run released: no further cost.
@@ -219,7 +221,12 @@ class DPSVIResult(RunResult):
             move_of_all = move_by_loss(fits, planned.sampling.num_examples * bound)
             clipped = ClippedShare(float(share), float(share_std), move_of_all)
 
-        problems = find_problems(fits, clipped)
+        # What gradients of priors that are not linear add, which is known without noise.
+        step = self.svi._step(self.svi.optim.get_params(self.state.optim_state), self.model_args)
+        sums = {name: tails[name] for name in (*names.locs, *names.scales)}
+        moves = moves_by_priors(step.terms, sums, names.locs, self.model_args.arrays)
+
+        problems = find_problems(fits, moves, clipped)
         for problem in problems:
             warnings.warn(problem, stacklevel=2)
         priors = find_priors(fits, self.svi, self.model_args, names)
