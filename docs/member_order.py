@@ -6,6 +6,8 @@ import importlib
 FIRST = {
     "dpjax.training": "train TrainResult Report Budget private_step PrivateStep TrainState StepInfo"
     " split_records SplitRecords MeshSharding",
+    "dpjax.rehearsal": "rehearse Training Inference Release World prior_predictive PublicRecords"
+    " Rehearsal Setting Calibration",
     "dpjax.mechanisms": "SubsampledGaussian mechanism_of Mechanism Gaussian Laplace"
     " DiscreteGaussian DiscreteLaplace ExponentialMechanism PermuteAndFlip NoisyMax"
     " RandomizedResponse Composition ClippedSum",

@@ -34,6 +34,7 @@ _EXPORTS = {
         "dpsgd",
         "mechanism_of",
     ],
+    "dpjax.rehearsal": ["rehearse"],
     "dpjax.sampling": [
         "FixedSizeSampling",
         "PoissonSampling",
@@ -61,6 +62,7 @@ _SUBPACKAGES = (
     "gradients",
     "mechanisms",
     "pate",
+    "rehearsal",
     "sampling",
     "sensitivity",
     "statistics",
@@ -88,6 +90,7 @@ if TYPE_CHECKING:
         gradients,
         mechanisms,
         pate,
+        rehearsal,
         sampling,
         sensitivity,
         statistics,
@@ -113,6 +116,7 @@ if TYPE_CHECKING:
         dpsgd,
         mechanism_of,
     )
+    from dpjax.rehearsal import rehearse
     from dpjax.sampling import (
         FixedSizeSampling,
         PoissonSampling,

@@ -1,14 +1,17 @@
 """The command ``dpjax``, also ``python -m dpjax``: the privacy of DP-SGD from the shell.
 
-Every command builds a `SubsampledGaussian` from its options and prints what its certificate has.
-JAX and dp-accounting, which take a second to import, are imported after the options were read.
+Every command but ``rehearse`` builds a `SubsampledGaussian` from its options and prints what its
+certificate has; ``rehearse`` runs a Python file and prints the `Rehearsal` that it makes. JAX and
+dp-accounting, which take a second to import, are imported after the options were read.
 """
 
 import argparse
 import contextlib
 import json
 import math
+import runpy
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +20,7 @@ import dpjax
 
 if TYPE_CHECKING:
     from dpjax.mechanisms import SubsampledGaussian
+    from dpjax.rehearsal import Rehearsal
     from dpjax.sampling import Sampling
 
 # The search for the most steps begins at this many epochs, and ends at this many steps.
@@ -31,6 +35,20 @@ epsilon of Poisson sampling made its claim under the rows 'poisson'; for the bat
 the upper bounds of the rows 'shuffled' are what is proven."""
 _COMPOSED = "no accountant that composes the steps certifies less"
 _FIGURES = (".pdf", ".png", ".svg")
+# The page around a report, in the colours that the reader's browser is set to.
+_PAGE = """\
+<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Rehearsal</title>
+<style>
+:root{{color-scheme:light dark;font:16px/1.5 system-ui,sans-serif}}
+body{{margin:1.5rem}}
+</style>
+{report}
+</html>
+"""
 
 _EXAMPLES = {
     "epsilon": "--n 60000 --batch 256 --epochs 60 --sigma 1.1 --delta 1e-5 --adjacency zero_out",
@@ -40,6 +58,7 @@ _EXAMPLES = {
         "--n 50000 --batch 500 --epochs 30 --epsilon 2 --delta 1e-6 --adjacency zero_out --json"
     ),
     "compare": "--n 60000 --batch 256 --epochs 60 --sigma 1.1 --epsilon 2.1 --delta 1e-5",
+    "rehearse": "plan.py --html report.html",
 }
 # Options by the names that arguments of the library have in its errors.
 _OPTION_OF = {
@@ -66,7 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Raises:
       SystemExit: status 2 for options that are not allowed, with the reason on standard error;
-        status 0 after ``--help`` and ``--version``.
+        status 1 where the Python file of ``rehearse`` fails, after its traceback; status 0 after
+        ``--help`` and ``--version``.
 
     >>> main("noise --n 50000 --batch 500 --steps 1 --epsilon 2 --delta 1e-6 --adjacency zero_out"
     ...      .split())
@@ -181,6 +201,54 @@ def _run_compare(arguments: argparse.Namespace) -> None:
         print(line.format(sampler, adjacency, shown, largest, verdict))
     if open_sampler:
         print(f"\n{_SHUFFLED_NOTE}")
+
+
+def _run_rehearse(arguments: argparse.Namespace) -> None:
+    """A private run on simulated records: its settings, and what its result will be worth."""
+    from dpjax.certificates.figure import new_figure
+
+    # Without matplotlib an error before minutes of simulation.
+    if arguments.plot:
+        new_figure(1, 1)
+    rehearsal = _rehearsal_of(arguments.file)
+    if arguments.json:
+        _print_json(rehearsal.to_dict())
+    else:
+        print(rehearsal)
+    if arguments.html:
+        Path(arguments.html).write_text(_PAGE.format(report=rehearsal.to_html()), "utf-8")
+    if arguments.plot:
+        rehearsal.plot().savefig(arguments.plot, dpi=150)
+
+
+def _rehearsal_of(file: str) -> "Rehearsal":
+    """Runs a Python file and returns the rehearsal that it defines.
+
+    What the file prints goes to standard error. Modules beside it can be imported.
+    """
+    from dpjax.rehearsal import Rehearsal
+
+    sys.path.insert(0, str(Path(file).resolve().parent))
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            names = runpy.run_path(file, run_name=Path(file).stem)
+            found, function = names.get("rehearsal"), names.get("rehearse")
+            if found is None and callable(function) and function is not dpjax.rehearse:
+                found = function()
+    except (Exception, SystemExit) as error:
+        # The traceback from the file on.
+        frames, own = error.__traceback__, str(Path(file))
+        while frames and frames.tb_frame.f_code.co_filename != own:
+            frames = frames.tb_next
+        traceback.print_exception(type(error), error, frames)
+        sys.exit(f"dpjax rehearse: error: {file} failed with {type(error).__name__}: {error}")
+    finally:
+        sys.path.pop(0)
+    if not isinstance(found, Rehearsal):
+        must = "`rehearsal = dpjax.rehearse(...)`, or a function `rehearse()` that returns one"
+        got = "neither" if found is None else f"a {type(found).__name__}"
+        raise ValueError(f"argument PLAN: {file} must define {must}, got {got}")
+    return found
 
 
 def _bounds(mechanism: "SubsampledGaussian", delta: float) -> tuple[float | None, float | None]:
@@ -376,11 +444,22 @@ def _number(
     return convert
 
 
-def _figure_path(text: str) -> str:
-    path = Path(text)
-    if path.suffix.lower() not in _FIGURES or not path.parent.is_dir():
-        allowed = f"a file of type {', '.join(_FIGURES)} in a folder that exists"
-        raise argparse.ArgumentTypeError(f"must be {allowed}, got {text!r}")
+def _written(*suffixes: str) -> Callable[[str], str]:
+    """The type of an option: a file that is written."""
+
+    def convert(text: str) -> str:
+        path = Path(text)
+        if path.suffix.lower() not in suffixes or not path.parent.is_dir():
+            allowed = f"a file of type {', '.join(suffixes)} in a folder that exists"
+            raise argparse.ArgumentTypeError(f"must be {allowed}, got {text!r}")
+        return text
+
+    return convert
+
+
+def _python_file(text: str) -> str:
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"must be a Python file that exists, got {text!r}")
     return text
 
 
@@ -420,17 +499,30 @@ _OPTIONS: dict[str, tuple[Any, str, str]] = {
     "clip": (_POSITIVE, "C", "clip bound to state; epsilon does not depend on it (default: 1)"),
     "paragraph": (None, "", "print one paragraph for a paper"),
     "json": (None, "", "print the answer as JSON"),
-    "plot": (_figure_path, "FILE", "write a figure (png, pdf or svg); needs the extra plot"),
+    "plot": (_written(*_FIGURES), "FILE", "write a figure (png, pdf or svg); needs the extra plot"),
+    "html": (_written(".html"), "FILE", "write the report as a page"),
+    "file": (
+        _python_file,
+        "PLAN",
+        "a Python file that defines `rehearsal = dpjax.rehearse(...)`, or a function `rehearse()`"
+        " that returns one",
+    ),
 }
 _PLAN = "n batch epochs|steps"
+_DRAWN = "sampler? truncated-batch?"
+# Given by position.
+_POSITIONAL = ("file",)
 # The options of each command: exactly one of those with a bar between them is given, those with a
 # question mark may be left out.
 _COMMANDS = {
-    _run_epsilon: f"{_PLAN} sigma delta adjacency plot?",
-    _run_noise: f"{_PLAN} epsilon delta adjacency plot?",
-    _run_steps: "n batch sigma epsilon delta adjacency plot?",
-    _run_certificate: f"{_PLAN} sigma|epsilon delta adjacency unit? clip? paragraph? plot?",
-    _run_compare: f"{_PLAN} sigma epsilon delta adjacency? plot?",
+    _run_epsilon: f"{_PLAN} sigma delta adjacency plot? {_DRAWN}",
+    _run_noise: f"{_PLAN} epsilon delta adjacency plot? {_DRAWN}",
+    _run_steps: f"n batch sigma epsilon delta adjacency plot? {_DRAWN}",
+    _run_certificate: (
+        f"{_PLAN} sigma|epsilon delta adjacency unit? clip? paragraph? plot? {_DRAWN}"
+    ),
+    _run_compare: f"{_PLAN} sigma epsilon delta adjacency? plot? {_DRAWN}",
+    _run_rehearse: "file html? plot?",
 }
 
 
@@ -438,7 +530,10 @@ def _parser() -> argparse.ArgumentParser:
     examples = "\n".join(f"  dpjax {name} {line}" for name, line in _EXAMPLES.items())
     parser = argparse.ArgumentParser(
         prog="dpjax",
-        description="The privacy of DP-SGD: noisy sums of clipped gradients of random batches.",
+        description=(
+            "The privacy of DP-SGD: noisy sums of clipped gradients of random batches; and what a"
+            " private run will be worth, by simulation."
+        ),
         epilog=f"examples:\n{examples}\n\n`dpjax COMMAND --help` lists the options of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -457,7 +552,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         unset = {"epochs": None, "steps": None, "sigma": None}
         command.set_defaults(run=run, parser=command, clip=1.0, unit="one record", **unset)
-        for entry in f"{options} sampler? truncated-batch? json?".split():
+        for entry in f"{options} json?".split():
             names, required = entry.rstrip("?").split("|"), not entry.endswith("?")
             if len(names) > 1:
                 group = command.add_mutually_exclusive_group(required=True)
@@ -470,7 +565,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_option(parser: "argparse._ActionsContainer", name: str, *, required: bool = False) -> None:
     kind, metavar, text = _OPTIONS[name]
-    if kind is None:
+    if name in _POSITIONAL:
+        parser.add_argument(name, type=kind, metavar=metavar, help=text)
+    elif kind is None:
         parser.add_argument(f"--{name}", action="store_true", help=text)
     elif isinstance(kind, tuple):
         parser.add_argument(f"--{name}", choices=kind, help=text, required=required)

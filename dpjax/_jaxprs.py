@@ -75,6 +75,15 @@ def equations_at_any_depth(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
             yield from equations_at_any_depth(inner.jaxpr)
 
 
+def constants_at_any_depth(jaxpr: ClosedJaxpr) -> Iterator[object]:
+    """The arrays that a traced function closes over, those of its inner functions included."""
+    yield from jaxpr.consts
+    for equation in jaxpr.jaxpr.eqns:
+        yield from (atom.val for atom in equation.invars if isinstance(atom, Literal))
+        for inner in bodies_of(equation):
+            yield from constants_at_any_depth(inner)
+
+
 def primitive_names(jaxpr: Jaxpr) -> Iterator[str]:
     """Names of the primitives of a jaxpr, including its inner jaxprs."""
     return (equation.primitive.name for equation in equations_at_any_depth(jaxpr))

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from dpjax._html import HTMLTable, render_html
 from dpjax.adjacency import Adjacency, is_size_public
@@ -28,6 +28,20 @@ _SEED_CAVEAT = (
 )
 
 
+# How the settings of a release were chosen.
+Tuning: TypeAlias = Literal[
+    "on simulated records",
+    "on public records",
+    "fixed in advance",
+    "on the private records, not counted",
+]
+_TUNING_CAVEAT = (
+    "The settings were chosen by results on the private records, and the choice is not counted: it"
+    " can reveal records. The stated epsilon holds for one run with these settings, not for the"
+    " search that led to them."
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
     """The privacy guarantee of a release: event, adjacency, unit, and the run that made it.
@@ -45,6 +59,8 @@ class Guarantee:
       num_examples: the number of records n, where it is known and public; else ``None``.
       num_steps_run: of a run, the number of steps taken: ``event`` is theirs.
       seeded: of a run, whether its key was derived from a seed, so that its noise can be redrawn.
+      tuning: how the settings were chosen, as in `SubsampledGaussian`; ``None`` if that is not
+        stated.
     """
 
     event: "DpEvent"
@@ -57,6 +73,7 @@ class Guarantee:
     num_examples: int | None = None
     num_steps_run: int | None = None
     seeded: bool = False
+    tuning: Tuning | None = None
 
     @property
     def is_size_public(self) -> bool:
@@ -96,6 +113,8 @@ def guarantee_rows(guarantee: Guarantee, delta: float | None = None) -> list[tup
     if guarantee.num_steps_run is not None:
         key = "; its key was derived from a seed, see caveats" if guarantee.seeded else ""
         rows.append(("run", f"{guarantee.num_steps_run:,} steps{key}"))
+    if guarantee.tuning is not None:
+        rows.append(("tuning", guarantee.tuning))
     return [*rows, ("releases", str(guarantee.num_releases))]
 
 
@@ -106,6 +125,8 @@ def guarantee_caveats(guarantee: Guarantee) -> tuple[str, ...]:
         caveats.append(_SIZE_CAVEAT.format(_join(guarantee.size_constants)))
     if guarantee.seeded:
         caveats.append(_SEED_CAVEAT)
+    if guarantee.tuning == "on the private records, not counted":
+        caveats.append(_TUNING_CAVEAT)
     return tuple(caveats)
 
 

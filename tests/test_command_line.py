@@ -18,6 +18,8 @@ from dpjax.adjacency import ADJACENCIES
 
 PAGE = Path(dpjax.__file__).parents[1] / "docs" / "how_to" / "command_line.md"
 EXAMPLES = re.findall(r"```console\n\$ dpjax (.*?)\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+# The page's file for `dpjax rehearse`.
+REHEARSAL = re.search(r"```python\n(# plan.py\n.*?)```", PAGE.read_text("utf-8"), re.DOTALL)[1]
 # Quick: 150 steps.
 PLAN = "--n 10000 --batch 200 --epochs 3"
 STATED = "--delta 1e-5 --adjacency zero_out"
@@ -202,8 +204,33 @@ def test_steps_beyond_those_tried_are_warned_of(capsys, monkeypatch):
     assert "warning: no more than 400 steps are tried" in err
 
 
+@pytest.fixture(scope="module")
+def rehearsal():
+    """The rehearsal of the page, made once."""
+    names = {}
+    exec(REHEARSAL, names)
+    return names["rehearsal"]
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch, rehearsal):
+    """Writes a file of Python, which may import `made`, for `dpjax rehearse`."""
+    made = type(sys)("made")
+    made.rehearsal = rehearsal
+    monkeypatch.setitem(sys.modules, "made", made)
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str) -> Path:
+        path = tmp_path / "plan.py"
+        path.write_text(text, "utf-8")
+        return path
+
+    return write
+
+
 @pytest.mark.parametrize("command", list(_EXAMPLES))
-def test_example_of_each_help_runs(command, run, capsys):
+def test_example_of_each_help_runs(command, run, capsys, plan):
+    plan("from made import rehearsal")
     with pytest.raises(SystemExit):
         main([command, "--help"])
     assert f"dpjax {command} {_EXAMPLES[command]}\n" in capsys.readouterr().out
@@ -238,7 +265,77 @@ def test_plot_writes_a_figure(kind, run, tmp_path):
     assert path.read_bytes().startswith(starts[kind])
 
 
+def test_rehearse_runs_the_file_of_the_page(run, plan):
+    path = plan(f"print('simulating')\n{REHEARSAL}")
+    shown = run(f"rehearse {path}")
+    assert shown.startswith("Rehearsal on simulated records: n = 2,000, epsilon = 1")
+    assert "Error by epsilon" in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from made import rehearsal",
+        "import made\ndef rehearse():\n    return made.rehearsal",
+        "from dpjax import rehearse\nfrom made import rehearsal",
+        "import beside\nrehearsal = beside.made.rehearsal",
+    ],
+    ids=["variable", "function", "the library's function beside it", "module beside the file"],
+)
+def test_rehearse_prints_and_writes_what_the_file_defines(text, run, plan, rehearsal, capsys):
+    path = plan(f"print('some text of its own')\n{text}")
+    path.with_name("beside.py").write_text("import made", "utf-8")
+    assert run(f"rehearse {path}") == f"{rehearsal}\n"
+
+    shown = run(f"rehearse {path} --html report.html --plot figure.png --json")
+    assert json.loads(shown) == json.loads(json.dumps(rehearsal.to_dict()))
+    page = Path("report.html").read_text("utf-8")
+    assert page.startswith("<!doctype html>")
+    assert rehearsal.to_html() in page
+    assert Path("figure.png").read_bytes().startswith(b"\x89PNG")
+    assert str(path.parent) not in sys.path
+
+
+@pytest.mark.parametrize(
+    ("text", "got"),
+    [
+        ("x = 1", "got neither"),
+        ("from dpjax import rehearse", "got neither"),
+        ("rehearsal = 1", "got a int"),
+        ("def rehearse():\n    return 'x'", "got a str"),
+    ],
+)
+def test_rehearse_refuses_a_file_without_a_rehearsal(text, got, plan, capsys):
+    with pytest.raises(SystemExit) as status:
+        main(["rehearse", str(plan(text))])
+    assert status.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "plan.py must define `rehearsal = dpjax.rehearse(...)`, or a function" in last
+    assert last.endswith(got)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def rehearse():\n    raise ValueError('n must be 3')", "ValueError: n must be 3"),
+        ("rehearsal = 1 +", "SyntaxError: invalid syntax"),
+        ("import sys; sys.exit('over')", "SystemExit: over"),
+    ],
+)
+def test_rehearse_of_a_file_that_fails_shows_its_traceback(text, message, plan, capsys):
+    path = plan(text)
+    with pytest.raises(SystemExit) as status:
+        main(["rehearse", str(path)])
+    assert str(status.value.code).startswith(f"dpjax rehearse: error: {path} failed with {message}")
+    err = capsys.readouterr().err
+    assert f'File "{path}"' in err
+    assert "runpy" not in err
+
+
 REFUSED = [
+    ("rehearse", r"required: PLAN"),
+    ("rehearse no_file.py", r"argument PLAN: must be a Python file that exists, got 'no_file.py'"),
+    (f"rehearse {PAGE} --html x.txt", r"argument --html: must be a file of type .html"),
     ("epsilon --n 6.5", r"argument --n: must be a whole number of at least 1, got '6.5'"),
     ("epsilon --n 0", r"argument --n: must be a whole number of at least 1, got '0'"),
     ("epsilon --n many", r"argument --n: must be a whole number of at least 1, got 'many'"),
@@ -313,7 +410,9 @@ def test_adjacencies_are_those_of_the_library():
     assert sorted(_OPTIONS["adjacency"][0]) == sorted(ADJACENCIES)
 
 
-@pytest.mark.parametrize("line", ["--version", "--help", "epsilon --help", "epsilon --n x"])
+@pytest.mark.parametrize(
+    "line", ["--version", "--help", "epsilon --help", "epsilon --n x", "rehearse --help"]
+)
 def test_version_help_and_refusals_import_no_jax(line):
     report = "print(*sorted({'jax', 'dp_accounting', 'numpy'} & set(sys.modules)))"
     code = (

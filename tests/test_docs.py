@@ -16,7 +16,7 @@ from experiments.benchmarks.results import Benchmark, Row, Table, save
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if "```python" in path.read_text("utf-8"))
 # Pages of one long example, in which each block continues the one before.
-CONTINUED = {"new_mechanism", "pate_on_own_classifiers", "private_inference"}
+CONTINUED = {"new_mechanism", "pate_on_own_classifiers", "private_inference", "rehearse"}
 NOTEBOOKS = sorted(DOCS.parent.glob("notebooks/*.ipynb"))
 REFERENCE = "\n".join(path.read_text("utf-8") for path in sorted(DOCS.glob("reference/*.md")))
 

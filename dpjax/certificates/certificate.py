@@ -267,6 +267,7 @@ class Certificate(Report):
             "num_releases": guarantee.num_releases,
             "num_steps_run": guarantee.num_steps_run,
             "seeded": guarantee.seeded,
+            "tuning": guarantee.tuning,
             "description": guarantee.description,
             "estimates": self.estimates,
             "risks": [vars(risk) for risk in self.risks],

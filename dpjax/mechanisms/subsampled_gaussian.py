@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import optax
 from dpjax._checks import (
     as_count,
     check,
+    check_choice,
     check_non_negative,
     check_positive,
     check_text,
@@ -21,7 +22,7 @@ from dpjax._checks import (
 from dpjax._typing import ClipBound, Numeric
 from dpjax.adjacency import Adjacency, is_size_public
 from dpjax.gradients.clipping import l2_sensitivity, total_l2_clip
-from dpjax.guarantee import Guarantee
+from dpjax.guarantee import Guarantee, Tuning
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.epochs import Epochs
 from dpjax.sampling.base import Sampling
@@ -51,6 +52,10 @@ class SubsampledGaussian(Mechanism):
         with the parameters and computed from the number of records, as the certificate states.
       epochs: where rate and steps were computed from batch size and epochs, as by `dpsgd`, these,
         for the certificate.
+      tuning: how clip bound, batch, steps and what follows the noise were chosen, for the
+        certificate: ``"on simulated records"`` (as by `dpjax.rehearse`), ``"on public records"``,
+        ``"fixed in advance"``, ``"on the private records, not counted"``, which adds a caveat, or
+        ``None`` if that is not stated. Epsilon does not depend on it.
 
     Raises:
       ValueError: for numbers out of range, a tuple of another length than ``num_steps``, an
@@ -73,6 +78,7 @@ class SubsampledGaussian(Mechanism):
     unit: str = "one record"
     size_scaled: bool = False
     epochs: Epochs | None = None
+    tuning: Tuning | None = None
 
     def __post_init__(self) -> None:
         check_type("sampling", self.sampling, Sampling, "a sampler such as PoissonSampling")
@@ -83,6 +89,8 @@ class SubsampledGaussian(Mechanism):
         for sigma, _ in self._noise_by_runs():
             check_non_negative("noise_multiplier", sigma)
         self._check_epochs()
+        if self.tuning is not None:
+            check_choice("tuning", self.tuning, get_args(Tuning))
 
     @functools.cached_property
     def guarantee(self) -> Guarantee:
@@ -116,6 +124,7 @@ class SubsampledGaussian(Mechanism):
             },
             size_constants=size_constants,
             num_examples=self.sampling.num_examples if public else None,
+            tuning=self.tuning,
         )
 
     @property

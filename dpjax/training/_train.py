@@ -183,7 +183,7 @@ def train(
             sharding=sharding,
         )
         # More epochs are more steps of the same run.
-        return Plan(dataclasses.replace(first, epochs=None), step, step.init(trained))
+        return Plan(dataclasses.replace(first, epochs=None, tuning=None), step, step.init(trained))
 
     records = as_training_data(data, mechanism.sampling, sharding)
     num_steps = mechanism.num_steps if budget is None else _affordable_steps(budget, mechanism)

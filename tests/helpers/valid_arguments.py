@@ -759,6 +759,14 @@ RESULTS = {
             "PATECertificate",
             "SanitizedCertificate",
         ],
+        "rehearsal": [
+            "Calibration",
+            "Calibration.coverage",
+            "Calibration.of",
+            "Rehearsal",
+            "Setting",
+            "World",
+        ],
         "sampling": ["Batch"],
         "sensitivity": ["EmpiricalSensitivity"],
         "statistics": ["Estimate", "StatisticsPlan", "StatisticsRelease"],
@@ -779,6 +787,17 @@ RESULTS = {
     for name in [f"{package}.{one}" for one in names]
 }
 NOT_CALLED: dict[str, str] = {
+    **{
+        f"rehearsal.{name}": "arguments are refused in tests/rehearsal"
+        for name in [
+            "Inference",
+            "PublicRecords",
+            "Release",
+            "Training",
+            "prior_predictive",
+            "rehearse",
+        ]
+    },
     "training.Budget": "checked by train",
     "training.MeshSharding.param_specs": "in a step, with its parameters",
     "training.MeshSharding.describe": "in a step, with its parameters",

@@ -34,7 +34,7 @@ from numpyro.distributions.constraints import Constraint
 from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoDiagonalNormal
 from numpyro.infer.util import unconstrain_fn
-from scipy import stats
+from scipy.special import chdtrc
 
 from dpjax._checks import as_key, check_count
 from dpjax._typing import PRNGKey
@@ -531,7 +531,7 @@ def find_problems(
     # Half for their quadratic terms together.
     problems = []
     squares = np.concatenate([np.ravel(fit.bend**2) for fit in fits.values()])
-    if stats.chi2.sf(squares.sum(), num_coordinates) < _FALSE_ALARM_RATE / 2:
+    if chdtrc(num_coordinates, squares.sum()) < _FALSE_ALARM_RATE / 2:
         factor = math.sqrt(squares.sum() / num_coordinates)
         problems.append(
             "gradients are not linear over the range of the iterates (their quadratic terms are"

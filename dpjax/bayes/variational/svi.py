@@ -613,7 +613,9 @@ class DPSVI:
                 noise = first.noise(state.noise.key).init(step.released(params))
                 state, own = state._replace(noise=noise), replace(step, mechanism=first)
             # Copies, as the loop donates its state. More epochs are more steps of the same run.
-            return Plan(replace(first, epochs=None), own, jax.tree.map(jnp.array, state))
+            return Plan(
+                replace(first, epochs=None, tuning=None), own, jax.tree.map(jnp.array, state)
+            )
 
         # A progress bar and checkpoints interrupt the loop on the device.
         num_done = int(first_state.num_releases)
