@@ -69,6 +69,7 @@ MODULES = (
     "experiments.pate.adult",
     "experiments.pate.mnist",
     "experiments.pate.svhn",
+    "experiments.rehearsal.settings",
     "experiments.course.differencing",
     "experiments.course.local",
 )

@@ -129,6 +129,9 @@ pate.adult,pate.mnist,pate.svhn releases 0 | answers | * > measured > answers ri
 pate.adult,pate.mnist,pate.svhn releases 1 | source | * > source > ε | -
 pate.adult,pate.mnist,pate.svhn releases 1 | data-dependent, not publishable | * > measured > not publishable: ε in both directions | -
 pate.adult,pate.mnist,pate.svhn releases 1 | any votes, certified | * > certified > ε | -
+rehearsal.settings errors 0 | rehearsed | * > measured > error, rehearsed / * > measured > error, best of 50 | -
+rehearsal.settings errors 0 | defaults | * > measured > error, defaults / * > measured > error, best of 50 | -
+rehearsal.settings errors 0 | median of 50 | * > measured > error, median of 50 / * > measured > error, best of 50 | -
 course.local errors 0 | local, ε = 0.5 | - | ε = 0.5, n* > measured > local, error
 course.local errors 0 | local, ε = 1.1 | - | ε = log 3, n* > measured > local, error
 course.local errors 0 | local, ε = 3 | - | ε = 3, n* > measured > local, error

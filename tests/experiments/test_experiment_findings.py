@@ -468,6 +468,34 @@ CASES = {
         ({}, "not compared", r"data-dependent 56\.42 here, 87\.28 certified"),
         ({(ANY, "certified", "ε"): 60.0}, "not compared", r"56\.42 here, 60 certified"),
     ],
+    "rehearsal.settings": [
+        (
+            {
+                ("Wine, ε = 1", "measured", "error, rehearsed"): 0.8,
+                ("Wine, ε = 1", "measured", "error, best of 50"): 0.79,
+                ("Wine, ε = 1", "measured", "error, defaults"): 0.81,
+                ("Poisson regression, ε = 1", "measured", "error, rehearsed"): 0.1,
+                ("Poisson regression, ε = 1", "measured", "error, best of 50"): 0.1,
+                ("Poisson regression, ε = 1", "measured", "error, defaults"): 1.0,
+            },
+            "not compared",
+            r"error of the best of 50 in 2 of 2 rows.*than the defaults in 2",
+            "!further behind",
+        ),
+        (
+            {
+                ("Wine, ε = 1", "measured", "error, rehearsed"): 0.9,
+                ("Wine, ε = 1", "measured", "error, best of 50"): 0.79,
+                ("Wine, ε = 1", "measured", "error, defaults"): 0.81,
+                ("intervals, 50 worlds of 5", "measured", "flagged, exact posterior %"): 30.0,
+                ("needed ε, ten means", "measured", "error at needed ε over target"): 3.0,
+            },
+            "not compared",
+            "further behind in Wine, ε = 1; Poisson regression, ε = 1",
+            r"flagged in at most 30\.0 %",
+            r"to 3\.00 of the target",
+        ),
+    ],
     "course.differencing": [
         (
             {},

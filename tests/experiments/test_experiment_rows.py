@@ -179,6 +179,11 @@ ROWS = {
     ),
     "pate.mnist": ("LNMax, 100 queries", LABELLED, {}),
     "pate.svhn": ("LNMax, 500 queries", LABELLED, {}),
+    "rehearsal.settings": (
+        "Poisson regression, ε = 1",
+        {"epochs": (1.0,), "plans": ((8, 1.0),), "clips": (1.0,), "learning_rates": (0.01, 0.1)},
+        {},
+    ),
     "course.differencing": ("sum", {"entries": 100}, {}),
     "course.local": ("ε = 3, n = 100", {"repeats": 50}, {}),
 }

@@ -1,0 +1,1 @@
+"""Settings of private runs that rehearsals on simulated records choose."""
