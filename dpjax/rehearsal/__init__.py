@@ -2,10 +2,10 @@
 
 from dpjax.rehearsal._rehearse import rehearse
 from dpjax.rehearsal.calibration import Calibration
-from dpjax.rehearsal.lanes import Setting
 from dpjax.rehearsal.methods import Inference, Training
 from dpjax.rehearsal.release import Release
 from dpjax.rehearsal.report import Rehearsal
+from dpjax.rehearsal.stepped_runs import Setting
 from dpjax.rehearsal.worlds import PublicRecords, World, prior_predictive
 
 __all__ = [

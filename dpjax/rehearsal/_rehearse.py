@@ -29,13 +29,11 @@ from dpjax._checks import (
 from dpjax._typing import PRNGKey, PyTree
 from dpjax.adjacency import Adjacency
 from dpjax.guarantee import Tuning
-from dpjax.mechanisms import dpsgd
-from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.rehearsal.calibration import NUM_DRAWS, Calibration
-from dpjax.rehearsal.lanes import Setting, SteppedRuns, Trace
 from dpjax.rehearsal.methods import Inference, Training
 from dpjax.rehearsal.release import Release, ReleaseRuns
 from dpjax.rehearsal.report import Curve, Rehearsal, relative_regrets
+from dpjax.rehearsal.stepped_runs import Setting, SteppedRuns, Trace
 from dpjax.rehearsal.steps import InferenceSteps, TrainingSteps, steps_of
 from dpjax.rehearsal.worlds import (
     PublicRecords,
@@ -78,9 +76,7 @@ class Runs(Protocol):
     def noise(self, setting: Any, epsilon: float) -> float | None:
         """Returns the noise multiplier of a setting."""
 
-    def ranks(
-        self, setting: Any, mechanism: SubsampledGaussian | None, epsilon: float, key: PRNGKey
-    ) -> dict[str, Array]:
+    def ranks(self, setting: Any, epsilon: float, key: PRNGKey) -> dict[str, Array]:
         """Makes the run as it will be made, and returns ranks of the truth among posterior draws.
 
         By latent variable; none where there is no posterior.
@@ -207,6 +203,7 @@ def rehearse(
             num_examples=num_examples,
             delta=delta,
             adjacency=adjacency,
+            unit=unit,
         )
         settings = _candidates(runs, method, plans, clips, rates, pilot_key, clock)
         rate_factor = 4.0 if rates is None else None
@@ -217,24 +214,15 @@ def rehearse(
     curve, trace = _curve(runs, chosen, epsilon, jax.random.split(fresh_key, num_worlds), clock)
 
     # The run as it will be made, in further worlds: what a step takes, and its intervals.
+    calibration_keys = jax.random.split(ranks_key, num_calibration_worlds)
+    calibration = _calibration(runs, chosen, epsilon, calibration_keys, clock)
     mechanism, step_cost = None, None
     if isinstance(runs, SteppedRuns):
-        plan = dpsgd(
-            num_examples=num_examples,
-            batch_size=chosen.batch_size,
-            epochs=chosen.epochs,
-            noise_multiplier=runs.noise(chosen, epsilon),
-            l2_clip=chosen.l2_clip,
-            adjacency=adjacency,
-            unit=unit,
-        )
+        if clock.has_time():
+            step_cost = runs.step_cost(chosen, epsilon)
         public = isinstance(world, PublicRecords)
         tuning: Tuning = "on public records" if public else "on simulated records"
-        mechanism = dataclasses.replace(plan, tuning=tuning)
-    calibration_keys = jax.random.split(ranks_key, num_calibration_worlds)
-    calibration = _calibration(runs, chosen, mechanism, epsilon, calibration_keys, clock)
-    if isinstance(runs, SteppedRuns) and mechanism is not None and clock.has_time():
-        step_cost = runs.step_cost(chosen, mechanism)
+        mechanism = dataclasses.replace(runs.mechanism(chosen, epsilon), tuning=tuning)
     clock.close()
 
     return Rehearsal(
@@ -522,7 +510,6 @@ def _curve(
 def _calibration(
     runs: Runs,
     chosen: Any,
-    mechanism: SubsampledGaussian | None,
     epsilon: float,
     keys: Sequence[PRNGKey] | PRNGKey,
     clock: _Clock,
@@ -533,7 +520,7 @@ def _calibration(
         if ranks and not clock.has_time():
             break
         with clock.timed("intervals", 1):
-            found = runs.ranks(chosen, mechanism, epsilon, own_key)
+            found = runs.ranks(chosen, epsilon, own_key)
         if not found:
             return None
         ranks.append(found)

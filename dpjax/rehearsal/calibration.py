@@ -23,6 +23,8 @@ NUM_DRAWS = 99
 # Of an honest posterior, over all its tests together.
 _FALSE_ALARM_RATE = 0.02
 _LEAST_WORLDS = 20
+# Ranks may be equal in all worlds, where all draws are on one side of the truth.
+_LEAST_SPREAD = 1e-9
 
 
 def rank_truth(draws: Mapping[str, jax.Array], truth: Mapping[str, jax.Array]) -> dict[str, Array]:
@@ -31,9 +33,15 @@ def rank_truth(draws: Mapping[str, jax.Array], truth: Mapping[str, jax.Array]) -
     Args:
       draws: arrays ``(num_draws, ...)``.
       truth: arrays ``(...)``.
+
+    Raises:
+      ValueError: no name is in both, or the shapes of one differ.
     """
+    shared = sorted(set(draws) & set(truth))
+    names = f"among those of world(key).truth, {sorted(truth)}"
+    check(bool(shared) or not draws, "names of draws", sorted(draws), names)
     ranks = {}
-    for name in sorted(set(draws) & set(truth)):
+    for name in shared:
         values, true_value = np.asarray(draws[name]), np.asarray(truth[name])
         check(
             values.shape[1:] == true_value.shape,
@@ -101,7 +109,7 @@ class Calibration:
             z = stats.norm.ppf((ranks.reshape(len(ranks), -1) + 0.5) / (self.num_draws + 1))
             spread = np.mean(z**2, 1) / variance
             texts = []
-            if stats.ttest_1samp(np.mean(z, 1), 0.0).pvalue < level:
+            if _location_p_value(np.mean(z, 1)) < level:
                 side = "below" if np.mean(z) > 0 else "above"
                 texts.append(f"draws are {side} the truth")
             if _spread_p_value(spread, ranks[0].size) < level:
@@ -115,13 +123,19 @@ class Calibration:
         return found
 
 
+def _location_p_value(means: Array) -> float:
+    """P-value of a t-test of means of worlds against zero; zero where they are all the same."""
+    error = max(float(np.std(means, ddof=1)), _LEAST_SPREAD) / np.sqrt(len(means))
+    return float(2 * stats.t.sf(abs(np.mean(means)) / error, len(means) - 1))
+
+
 def _spread_p_value(spread: Array, num_entries: int) -> float:
     """P-value of a mean over worlds other than one, of means of squares of normal entries.
 
     The mean of k independent squares has the coefficient of variation sqrt(2 / k), whatever their
     scale; of dependent entries this gives the number of independent ones that vary as much.
     """
-    variation = np.var(spread, ddof=1) / np.mean(spread) ** 2
+    variation = max(float(np.var(spread, ddof=1)), _LEAST_SPREAD) / np.mean(spread) ** 2
     degrees = len(spread) * np.clip(2 / variation, 1, num_entries)
     share = stats.chi2.cdf(degrees * np.mean(spread), degrees)
     return float(2 * min(share, 1 - share))

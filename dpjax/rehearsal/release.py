@@ -10,7 +10,6 @@ import numpy as np
 
 from dpjax._checks import check, check_function, check_type
 from dpjax._typing import PRNGKey, PyTree
-from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.rehearsal.calibration import NUM_DRAWS, rank_truth
 from dpjax.rehearsal.worlds import Simulator, World
 
@@ -57,7 +56,7 @@ class Release:
 
 
 class ReleaseRuns:
-    """Simulated runs of a release."""
+    """Releases of simulated data sets, one after another."""
 
     def __init__(self, method: Release, simulate: Simulator) -> None:
         self._method, self._simulate = method, jax.jit(simulate)
@@ -79,14 +78,7 @@ class ReleaseRuns:
         constant = np.nan if method.constant_score is None else float(method.constant_score(world))
         return errors, constant, None
 
-    def ranks(
-        self,
-        setting: dict[str, Any],
-        mechanism: SubsampledGaussian | None,
-        epsilon: float,
-        key: PRNGKey,
-    ) -> dict[str, np.ndarray]:
-        del mechanism
+    def ranks(self, setting: dict[str, Any], epsilon: float, key: PRNGKey) -> dict[str, np.ndarray]:
         if self._method.draws is None:
             return {}
         world_key, run_key, draws_key = jax.random.split(key, 3)

@@ -13,7 +13,7 @@ from dpjax.certificates.figure import new_figure
 from dpjax.certificates.render import Report, Table
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.rehearsal.calibration import Calibration
-from dpjax.rehearsal.lanes import Setting, Trace
+from dpjax.rehearsal.stepped_runs import Setting, Trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -151,7 +151,7 @@ class Rehearsal(Report):
 
     @property
     def needed_epsilon(self) -> float | None:
-        """The least epsilon with an error of at most ``target``, interpolated.
+        """The least epsilon at which the error is at most ``target``, between those simulated.
 
         Zero where the least simulated is enough, infinite where the largest is not, ``None`` where
         no constant error is known and no target was given.

@@ -53,13 +53,13 @@ class Steps(Protocol):
     def error(
         self, mechanism: SubsampledGaussian, state: PyTree, world: World, scale: PyTree
     ) -> jax.Array:
-        """Returns the error of what the state releases, a number."""
+        """Returns the error of the released parameters or posterior in a world, a scalar."""
 
     def constant_error(self, world: World, scale: PyTree) -> jax.Array:
-        """Returns the error of a result that does not depend on the records."""
+        """Returns the error of a constant prediction, or of the prior's medians, a scalar."""
 
     def scale(self, simulate: Simulator, key: PRNGKey) -> PyTree:
-        """Returns what errors are measured in units of, from many worlds."""
+        """Returns the units of errors: medians and deviations of priors, if there are any."""
 
     def posterior_draws(
         self,
@@ -71,8 +71,10 @@ class Steps(Protocol):
     ) -> Mapping[str, jax.Array]:
         """Makes the run that is rehearsed, and returns posterior draws by latent variable.
 
-        Arrays ``(num_draws, ...)``; none where there is no posterior.
+        Arrays ``(num_draws, ...)``; by default none, of a method without a posterior.
         """
+        del key, mechanism, rate, records, num_draws
+        return {}
 
 
 class NormState(NamedTuple):
@@ -167,17 +169,6 @@ class TrainingSteps(Steps):
             return self.method.score(params, fresh)
         return jnp.mean(jax.vmap(lambda example: self.loss(params, example))(fresh))
 
-    def posterior_draws(
-        self,
-        key: PRNGKey,
-        mechanism: SubsampledGaussian,
-        rate: float,
-        records: PyTree,
-        num_draws: int,
-    ) -> Mapping[str, jax.Array]:
-        del key, mechanism, rate, records, num_draws
-        return {}
-
 
 class InferenceSteps(Steps):
     """Steps of `DPSVI`.
@@ -238,6 +229,8 @@ class InferenceSteps(Steps):
         # Finds the constraints of the parameters.
         svi.init(jax.random.key(0), *args, **kwargs)
         draws = svi.posterior_samples(jax.random.key(0), state, _NUM_DRAWS, *args, **kwargs)
+        known = set(scale) <= set(draws)
+        check(known, "names of world(key).truth", sorted(scale), f"among those of {sorted(draws)}")
         means = {name: jnp.mean(draws[name], (0, 1)) for name in scale}
         return _standardised_error(means, world.truth, scale)
 

@@ -46,7 +46,7 @@ def prior_predictive(
     num_fresh: int = 1000,
     **public_args: object,
 ) -> Simulator:
-    """Returns worlds from the prior predictive distribution of a numpyro model.
+    """Returns a simulator of data sets from the prior predictive distribution of a numpyro model.
 
     Args:
       model: called as ``model(**covariates, **observed, **public_args)``, of which the observed

@@ -64,7 +64,10 @@ class Statistic(abc.ABC):
 
     @abc.abstractmethod
     def ratio(self, average: Average, num_examples: float) -> Ratio:
-        """Returns the numerator and the denominator, which is not negative without noise."""
+        """Returns numerator and denominator of the statistic, from averages over all records.
+
+        Without noise the denominator is not negative.
+        """
 
     @property
     def limits(self) -> Limits:

@@ -48,7 +48,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Size:
-    """The number of records as the estimates use it.
+    """The number of records, public or with noise, by which estimates divide.
 
     Attributes:
       num_examples: public or released with noise; at least one.

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dpjax import rehearse
 from dpjax.rehearsal import Calibration, Rehearsal, Setting, Training, World
-from dpjax.rehearsal.lanes import SteppedRuns
+from dpjax.rehearsal.stepped_runs import SteppedRuns
 from dpjax.rehearsal.steps import steps_of
 from dpjax.rehearsal.worlds import Simulator
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
@@ -148,6 +148,7 @@ def evaluate(
         num_examples=num_examples,
         delta=settings.delta,
         adjacency=_ADJACENCY,
+        unit="one record",
     )
     errors, constant = [], math.nan
     for seed in settings.seeds:

@@ -282,6 +282,21 @@ def test_the_sides_of_problems_are_named_right():
     assert "draws are below the truth" in ranks(rng, 200, 3, bias=-1.0).problems["w"]
 
 
+def test_ranks_that_are_the_same_in_all_worlds_are_flagged():
+    """All draws on one side of every truth: no test may divide by a variance of zero."""
+    above = Calibration({"w": np.full((50, 2), float(NUM_DRAWS))}, NUM_DRAWS)
+    assert "draws are below the truth" in above.problems["w"]
+    assert "too narrow" in above.problems["w"]
+    middle = Calibration({"w": np.full((50, 2), (NUM_DRAWS - 1) / 2)}, NUM_DRAWS)
+    assert "too wide" in middle.problems["w"]
+
+
+def test_draws_of_other_names_than_the_truth_are_refused():
+    with pytest.raises(ValueError, match=r"names of draws must be among.*\['mean'\].*\['mu'\]"):
+        rank_truth({"mu": jnp.ones(3)}, {"mean": jnp.ones(())})
+    assert rank_truth({}, {"mean": jnp.ones(())}) == {}
+
+
 def test_ranks_count_draws_below_and_shapes_must_agree():
     draws = {"a": jnp.array([[1.0], [2.0], [3.0]]), "other": jnp.ones(3)}
     assert rank_truth(draws, {"a": jnp.array([2.5])})["a"].tolist() == [2.0]

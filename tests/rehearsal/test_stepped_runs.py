@@ -14,7 +14,7 @@ from flax import nnx
 import dpjax
 from dpjax.bayes.variational import DPSVI
 from dpjax.rehearsal import Inference, Setting, Training, World, prior_predictive
-from dpjax.rehearsal.lanes import SteppedRuns
+from dpjax.rehearsal.stepped_runs import SteppedRuns
 from dpjax.rehearsal.steps import steps_of
 
 NUM, BATCH, EPOCHS, EPSILON, DELTA = 400, 40, 3.0, 2.0, 1e-4
@@ -46,7 +46,14 @@ def stepped(method, simulate=SIMULATE, plans=((BATCH, EPOCHS),)):
     steps = steps_of(method)
     scale = steps.scale(SIMULATE, jax.random.key(9))
     return SteppedRuns(
-        steps, simulate, plans, scale, num_examples=NUM, delta=DELTA, adjacency="zero_out"
+        steps,
+        simulate,
+        plans,
+        scale,
+        num_examples=NUM,
+        delta=DELTA,
+        adjacency="zero_out",
+        unit="one record",
     )
 
 
@@ -179,11 +186,14 @@ def test_the_noise_is_that_of_the_real_mechanism():
     runs = stepped(Training(loss, jnp.zeros(2)))
     assert runs.noise(SETTINGS[0], EPSILON) == mechanism_of(SETTINGS[0]).noise_multiplier
     assert runs.noise(SETTINGS[0], np.inf) == 0
+    assert runs.mechanism(SETTINGS[0], EPSILON) == dataclasses.replace(
+        mechanism_of(SETTINGS[0]), noise_multiplier=runs.noise(SETTINGS[0], EPSILON)
+    )
 
 
 def test_a_step_is_timed_with_its_memory():
     runs = stepped(Training(loss, jnp.zeros(2)))
-    seconds, size = runs.step_cost(SETTINGS[0], mechanism_of(SETTINGS[0]))
+    seconds, size = runs.step_cost(SETTINGS[0], EPSILON)
     assert 0 < seconds < 60
     assert size > NUM * 3 * 4
 

@@ -1,4 +1,4 @@
-"""Many settings in one program: the steps of all of them on one simulated data set.
+"""Runs of DP-SGD or DPSVI on simulated data sets, with many settings in one compiled program.
 
 All settings draw the same batches and the same standard normal noise (common random numbers), so
 differences between them are those of the settings, and a batch is gathered once for all.
@@ -26,7 +26,7 @@ from dpjax.rehearsal.worlds import Simulator
 from dpjax.training.run import Chunk, compile_chunk
 
 # Settings in one program; rows of the trace of a run.
-_NUM_LANES, _NUM_ROWS = 8, 40
+_NUM_SETTINGS, _NUM_ROWS = 8, 40
 # A bound above all norms.
 _NO_BOUND = 1e30
 # Steps that are timed.
@@ -34,7 +34,7 @@ _NUM_TIMED = 10
 
 
 class Setting(NamedTuple):
-    """What is chosen before a private run.
+    """Settings of a run of DP-SGD or DPSVI.
 
     Attributes:
       batch_size: expected number of records in a batch.
@@ -80,14 +80,14 @@ class _Programs(NamedTuple):
 
 
 class SteppedRuns:
-    """Simulated runs of a method of steps.
+    """Runs of DP-SGD or DPSVI on simulated data sets, many settings at a time.
 
     Args:
       method: its steps are run.
       simulate: a world from a key.
       plans: pairs of batch size and epochs that are tried.
       scale: that errors are measured in.
-      num_examples, delta, adjacency: of the mechanism.
+      num_examples, delta, adjacency, unit: of the mechanism.
     """
 
     def __init__(
@@ -100,12 +100,11 @@ class SteppedRuns:
         num_examples: int,
         delta: float,
         adjacency: Adjacency,
+        unit: str,
     ) -> None:
         self._method, self._plans, self._scale = method, plans, scale
-        self._delta, self._plan = (
-            delta,
-            partial(dpsgd, num_examples=num_examples, adjacency=adjacency),
-        )
+        self._delta = delta
+        self._plan = partial(dpsgd, num_examples=num_examples, adjacency=adjacency, unit=unit)
         self._simulate = jax.jit(simulate)
         self._constant_error = jax.jit(partial(method.constant_error, scale=scale))
         self._programs: dict[int, _Programs] = {}
@@ -137,6 +136,20 @@ class SteppedRuns:
             self._noises[kind] = mechanism.noise_multiplier
         return self._noises[kind]
 
+    def mechanism(self, setting: Setting, epsilon: float) -> SubsampledGaussian:
+        """Returns the mechanism of a setting at an epsilon.
+
+        Args:
+          setting: of the run.
+          epsilon: finite.
+        """
+        return self._plan(
+            batch_size=setting.batch_size,
+            epochs=setting.epochs,
+            l2_clip=setting.l2_clip,
+            noise_multiplier=self.noise(setting, epsilon),
+        )
+
     def run(
         self, settings: Sequence[Setting], epsilons: Sequence[float], key: PRNGKey
     ) -> tuple[np.ndarray, float, Trace]:
@@ -162,15 +175,15 @@ class SteppedRuns:
                 batch_size=batch_size, epochs=epochs, noise_multiplier=1.0
             ).num_steps
             traces = []
-            for start in range(0, len(group), _NUM_LANES):
+            for start in range(0, len(group), _NUM_SETTINGS):
                 # Columns of numbers; those missing for a full program are copies of the last.
-                part = group[start : start + _NUM_LANES]
+                part = group[start : start + _NUM_SETTINGS]
                 numbers = []
                 for i in part:
                     clip = _NO_BOUND if math.isinf(epsilons[i]) else settings[i].l2_clip
                     noise = self.noise(settings[i], epsilons[i])
                     numbers.append((clip, settings[i].learning_rate, noise))
-                numbers += [numbers[-1]] * (_NUM_LANES - len(part))
+                numbers += [numbers[-1]] * (_NUM_SETTINGS - len(part))
                 columns = _split(tuple(jnp.array(column) for column in zip(*numbers, strict=True)))
 
                 # First states, all steps, errors.
@@ -235,32 +248,35 @@ class SteppedRuns:
         self._programs[batch_size] = _Programs(all_init, steps)
         return self._programs[batch_size]
 
-    def ranks(
-        self,
-        setting: Setting,
-        mechanism: SubsampledGaussian | None,
-        epsilon: float,
-        key: PRNGKey,
-    ) -> dict[str, np.ndarray]:
-        del epsilon
-        assert mechanism is not None
+    def ranks(self, setting: Setting, epsilon: float, key: PRNGKey) -> dict[str, np.ndarray]:
+        """Makes a run and returns ranks of the truth among posterior draws, by latent variable.
+
+        Args:
+          setting: of the run.
+          epsilon: finite.
+          key: of the world and the run.
+        """
         world_key, run_key = jax.random.split(key)
         world = self._simulate(world_key)
         draws = self._method.posterior_draws(
-            run_key, mechanism, setting.learning_rate, world.records, NUM_DRAWS
+            run_key,
+            self.mechanism(setting, epsilon),
+            setting.learning_rate,
+            world.records,
+            NUM_DRAWS,
         )
         return rank_truth(draws, world.truth)
 
-    def step_cost(self, setting: Setting, mechanism: SubsampledGaussian) -> tuple[float, int]:
+    def step_cost(self, setting: Setting, epsilon: float) -> tuple[float, int]:
         """Returns seconds and bytes of one step as it will be made, compiled.
 
         Args:
           setting: of the run.
-          mechanism: of the run.
+          epsilon: finite.
         """
         world_key, run_key = jax.random.split(jax.random.key(0))
         records = self._simulate(world_key).records
-        arguments = mechanism, setting.learning_rate
+        arguments = self.mechanism(setting, epsilon), setting.learning_rate
         state = self._method.init(*arguments, run_key, records)
 
         @jax.jit
@@ -281,7 +297,7 @@ class SteppedRuns:
 def _split(columns: PyTree) -> PyTree:
     """Returns columns of settings that are split over the devices, where there are several."""
     devices = jax.devices()
-    if len(devices) == 1 or _NUM_LANES % len(devices):
+    if len(devices) == 1 or _NUM_SETTINGS % len(devices):
         return columns
     mesh = Mesh(np.array(devices), ("settings",))
     return jax.device_put(columns, NamedSharding(mesh, PartitionSpec("settings")))
