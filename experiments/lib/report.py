@@ -225,7 +225,7 @@ def _data_uri(path: Path) -> str:
     with Image.open(path) as file:
         image = file.convert("RGB")
     flat = image.quantize(32, dither=Image.Dither.NONE).convert("RGB")
-    encoded = min(_webp(flat, lossless=True), _webp(image, quality=40), key=len)
+    encoded = min(_webp(flat, lossless=True), _webp(image, quality=36), key=len)
     return "data:image/webp;base64," + base64.b64encode(encoded).decode("ascii")
 
 

@@ -134,10 +134,27 @@ def _draw_linear(x: jax.Array) -> jax.Array:
     return x @ weights * scale / typical_norm + intercept
 
 
-def _classes(x: jax.Array, y: jax.Array) -> None:
-    logits = _draw_linear(x)
-    with numpyro.plate("records", len(x)):
+def _draw_in_directions(x: jax.Array) -> jax.Array:
+    """Draws as `_draw_linear`, with weights that are larger where the features vary little.
+
+    Those of principal directions, by a power of their standard deviations that is unknown.
+    """
+    variances, directions = jnp.linalg.eigh(x.T @ x / len(x))
+    power = numpyro.sample("power", dist.Uniform(0, 1))
+    return _draw_linear(x @ (directions * jnp.maximum(variances, 1e-6) ** (-power / 2)))
+
+
+def _answers(logits: jax.Array, y: jax.Array) -> None:
+    with numpyro.plate("records", len(logits)):
         numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+
+def _classes(x: jax.Array, y: jax.Array) -> None:
+    _answers(_draw_linear(x), y)
+
+
+def _classes_in_directions(x: jax.Array, y: jax.Array) -> None:
+    _answers(_draw_in_directions(x), y)
 
 
 def _numbers(x: jax.Array, y: jax.Array) -> None:
@@ -162,13 +179,25 @@ def _one_of_each(key: jax.Array, num: int, num_features: int) -> jax.Array:
     return jnp.concatenate(columns, axis=1)
 
 
-def _correlated(key: jax.Array, num: int, num_features: int) -> jax.Array:
-    """Draws features of about unit variance with one common factor, of any share."""
-    share_key, factor_key, own_key = jax.random.split(key, 3)
-    share = jax.random.uniform(share_key)
+def _with_factor(own_share: jax.Array, key: jax.Array, num: int, num_features: int) -> jax.Array:
+    """Draws features of unit variance with one common factor, and this share of their own."""
+    factor_key, own_key = jax.random.split(key)
     factor = jax.random.normal(factor_key, (num, 1))
     own = jax.random.normal(own_key, (num, num_features))
-    return jnp.sqrt(share) * factor + jnp.sqrt(1 - share) * own
+    return jnp.sqrt(1 - own_share) * factor + jnp.sqrt(own_share) * own
+
+
+def _correlated(key: jax.Array, num: int, num_features: int) -> jax.Array:
+    """Draws features with a common factor of any share."""
+    share_key, own_key = jax.random.split(key)
+    return _with_factor(jax.random.uniform(share_key), own_key, num, num_features)
+
+
+def _collinear(key: jax.Array, num: int, num_features: int) -> jax.Array:
+    """Draws features that differ from a common factor by any order of magnitude, to a 1,000th."""
+    share_key, own_key = jax.random.split(key)
+    own_share = 10.0 ** jax.random.uniform(share_key, minval=-3.0, maxval=0.0)
+    return _with_factor(own_share, own_key, num, num_features)
 
 
 def _linear_world(
@@ -287,7 +316,7 @@ TASKS = {
     "Abalone": Task(
         "error rate",
         _classifier,
-        functools.partial(_linear_world, _classes, _correlated),
+        functools.partial(_linear_world, _classes_in_directions, _collinear),
         lambda: _classes_of("abalone", scaling="public"),
         (0.1, 0.3, 1.0, 3.0, 10.0),
         {"name": "abalone", "scaling": "public"},
