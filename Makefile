@@ -14,7 +14,7 @@ BENCH_PYTHON = $(if $(wildcard $(PEERS)/.ready),$(PEERS)/bin,$(BIN))/python
 KEEP_MEMORY := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=68719476736 MALLOC_TOP_PAD_=268435456 \
 	MALLOC_ARENA_MAX=1
 
-.PHONY: setup reproduce federated distributed test test-all lint bench bench-setup notebooks docs clean
+.PHONY: setup reproduce federated distributed test test-slow test-all lint bench bench-setup notebooks docs clean
 
 setup: $(READY)
 
@@ -37,9 +37,12 @@ federated: setup
 distributed: setup
 	$(BIN)/python -m experiments.distributed
 
-# The quick tests; test-all runs those marked slow as well. Both keep what they compile in .cache.
+# The quick tests, those marked slow, and both. They keep what they compile in .cache.
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
+
+test-slow: setup
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 test-all: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -7,6 +7,8 @@ programs are kept between runs in ``.cache/jax``, or in JAX_COMPILATION_CACHE_DI
 
 import gc
 import os
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +49,36 @@ jax.config.update("jax_num_cpu_devices", 8)
 # The same examples on every run, and no clock: compiling takes as long as it takes.
 hypothesis.settings.register_profile("dpjax", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("dpjax")
+
+
+# Seconds since the epoch after which tests are skipped, so that a run on a slow machine has an end.
+_UNTIL = float(os.environ.get("DPJAX_TESTS_UNTIL", "inf"))
+
+
+def pytest_runtest_setup() -> None:
+    if time.time() > _UNTIL:
+        pytest.skip("no time is left (DPJAX_TESTS_UNTIL)")
+
+
+class _Failures:
+    """Prints a failure when it occurs: a run that is stopped does not print its summary."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            print(f"\n{report.nodeid} failed\n{report.longreprtext}", flush=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # of several processes the one that prints
+        config.pluginmanager.register(_Failures())
+
+
+@pytest.fixture(autouse=True)
+def no_open_figures() -> Iterator[None]:
+    """Closes what a test has plotted: matplotlib warns of many open figures."""
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
 @pytest.fixture(scope="module")

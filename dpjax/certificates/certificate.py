@@ -191,7 +191,9 @@ class Certificate(Report):
         size = self.guarantee.num_examples
         is_large = size is not None and self.delta * size >= 1
         large_delta = (_DELTA_CAVEAT.format(self.delta, size, size),) if is_large else ()
-        return (noise, *CAVEATS, *large_delta, *guarantee_caveats(self.guarantee))
+        # How settings were chosen is stated in the place of the caveat on tuning.
+        general = CAVEATS if self.guarantee.tuning is None else CAVEATS[1:]
+        return (noise, *general, *large_delta, *guarantee_caveats(self.guarantee))
 
     def paragraph(self) -> str:
         # What is published.

@@ -244,6 +244,7 @@ def sum_over_batches(
     ``num_batches`` is an int if they are ``usual`` in every draw.
     """
 
+    @jax.jit  # traced once, for the batches of nearly every draw and for further ones
     def sum_of_part(part: jax.Array) -> BatchSum:
         rows = rows_of(part)
         keys = None if key is None else rows.keys(key)
@@ -258,7 +259,7 @@ def sum_over_batches(
         more, info = sum_of_part(part)
         return summed.add(more), info
 
-    zero = CompensatedSum.zero(jax.eval_shape(sum_of_part, 0)[0])
+    zero = CompensatedSum.zero(jax.eval_shape(sum_of_part, jnp.int32(0))[0])
     parts = jnp.arange(usual, dtype=jnp.int32)
     summed, infos = jax.lax.scan(add, zero, parts, unroll=0 if usual <= _UNROLLED else 1)
     batch_size, loss_sum, num_nonfinite = (jnp.sum(leaf, dtype=leaf.dtype) for leaf in infos[:3])

@@ -89,6 +89,7 @@ def compile_chunk(
     >>> float(state), seen.tolist()
     (3.0, [0.0, 1.0, 2.0])
     """
+    update = jax.jit(update)  # traced once, for the choice of the loop and in it
     loop = host_loop if is_slow_in_loops(update, state, data) else device_loop
     return loop(update, state, data, max_steps, every)
 

@@ -156,6 +156,7 @@ def two_sided(noise):
     return 2 * min(tail, 1 - tail)
 
 
+@pytest.mark.slow
 def test_noise_in_scales_is_that_in_means_aligned():
     """False alarms: one in 10^4."""
     means, scales = noise_of("aligned")

@@ -195,6 +195,7 @@ def posterior(l2_clip, share=True, guide=AutoNormal, gradient="aligned", key=KEY
     return aware, float(report.share_clipped), [str(each.message) for each in warned]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guide", [AutoNormal, AutoDiagonalNormal])
 def test_clipping_that_moves_the_posterior_is_a_problem(guide):
     aware, share, warned = posterior(2.0, guide=guide)

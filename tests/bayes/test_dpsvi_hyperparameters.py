@@ -94,6 +94,7 @@ def test_scaled_priors_and_aligned_gradients_keep_the_rule():
     assert noisy(scaled, gradient="aligned") == names("intercepts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mean_of", "expected"),
     [

@@ -456,6 +456,7 @@ def test_update_records_what_run_records(fitted):
     assert int(state.trace.num_steps) == 3
 
 
+@pytest.mark.slow
 def test_trace_resumes_bit_for_bit(fitted, monkeypatch, tmp_path):
     save, saved = CheckpointStore.save, []
 
@@ -474,12 +475,14 @@ def test_trace_resumes_bit_for_bit(fitted, monkeypatch, tmp_path):
     chex.assert_trees_all_equal(resumed.state.trace, fitted.state.trace)
 
 
+@pytest.mark.slow
 def test_trace_continues_with_more_steps(fitted, tmp_path):
     guided(num_steps=50).run(jax.random.key(0), Y, progress_bar=False, checkpoint_dir=tmp_path)
     whole = fitted.svi.run(jax.random.key(1), Y, progress_bar=False, checkpoint_dir=tmp_path)
     chex.assert_trees_all_equal(whole.state.trace, fitted.state.trace)
 
 
+@pytest.mark.slow
 def test_draws_have_arviz_axes_and_supports_and_predict():
     def model(x, y=None):
         weight = numpyro.sample("weight", dist.Normal(0, 1).expand([2]).to_event(1))
@@ -541,6 +544,7 @@ def test_trace_with_steps_past_the_planned_ones_is_refused(fitted):
         result.noise_aware_posterior()
 
 
+@pytest.mark.slow
 def test_other_guides_have_no_trace():
     result = guided(AutoMultivariateNormal).run(
         jax.random.key(0), Y, num_steps=1, progress_bar=False

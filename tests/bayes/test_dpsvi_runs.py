@@ -81,6 +81,7 @@ class Counted(ArraySource):
         return super().__getitems__(indices)
 
 
+@pytest.mark.slow
 def test_run_on_a_source_is_that_on_arrays(straight):
     source = Counted(RECORDS)
     found = run(source)
@@ -90,6 +91,7 @@ def test_run_on_a_source_is_that_on_arrays(straight):
     assert 0 < source.num_read < NUM_STEPS * N / 2
 
 
+@pytest.mark.slow
 def test_run_on_a_source_has_the_prior_of_all_records():
     def counting(records):
         model(records, scale=1 / len(records["x"]))
@@ -216,6 +218,7 @@ def test_run_continues_a_finished_run_and_then_returns_it(finished, straight):
     assert again.losses.shape == (0,)
 
 
+@pytest.mark.slow
 def test_run_continues_a_finished_run_with_more_steps(straight, tmp_path):
     first = run(svi=make(num_steps=3), checkpoint_dir=tmp_path)
     continued = run(key=dpjax.release_key(), checkpoint_dir=tmp_path)
@@ -309,6 +312,7 @@ def test_certificate_states_a_seeded_key(falling):
     assert not is_said_to_be_seeded(run(svi=falling, num_steps=2, init_state=unseeded.state))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first_is_seeded", [True, False])
 def test_run_resumed_is_seeded_as_its_first_call(first_is_seeded, falling, tmp_path):
     keys = [KEY, dpjax.release_key()]
@@ -359,7 +363,6 @@ TWO_BY_FOUR = MeshSharding(
     [
         (AutoNormal, EIGHT, True, "plain"),
         (AutoNormal, TWO_BY_FOUR, False, "plain"),
-        (AutoMultivariateNormal, EIGHT, True, "plain"),
         (AutoMultivariateNormal, TWO_BY_FOUR, True, "plain"),
         (AutoNormal, TWO_BY_FOUR, True, "aligned"),
     ],

@@ -7,17 +7,15 @@ import pytest
 
 from experiments.bayes.models import Settings, inference, simulate
 
-_RUNS = 6
+_RUNS = 3
 
 
 def share_with(word, **settings):
     """Share of runs on simulated data sets whose noise-aware posterior has such a problem."""
     settings = Settings(**settings)
-    found = []
+    svi, found = inference(settings), []
     for number in range(_RUNS):
-        result = inference(settings).run(
-            jax.random.key(number), *simulate(settings, number)[1], progress_bar=False
-        )
+        result = svi.run(jax.random.key(number), *simulate(settings, number)[1], progress_bar=False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             problems = result.noise_aware_posterior().problems

@@ -16,6 +16,7 @@ def withstands(record, epsilon):
     return record.measured[wishart.ATTACKED] <= epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dimension", [1, 5])
 def test_attack_on_published_noise_has_hits_without_false_alarms(records, dimension):
     record = records[f"Wishart(d + 1), d = {dimension}"]

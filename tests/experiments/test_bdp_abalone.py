@@ -69,6 +69,7 @@ def records(run_rows):
     return list(run_rows(experiment).values())
 
 
+@pytest.mark.slow
 def test_run_row_has_dp_and_bdp_epsilon_of_each_row(records):
     plain, source, *noisy = records
     assert not plain.certified

@@ -189,7 +189,20 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("module", [module.removeprefix("experiments.") for module in MODULES])
+# Those that take longest, nearly all of it to compile.
+SLOW = (
+    "bdp.adult rehearsal.settings dpvi.mixture bayes.models gdp.noise_saved bdp.abalone"
+    " bayes.coverage bayes.noise_aware dpvi.gradients"
+).split()
+
+
+def _modules():
+    for module in MODULES:
+        name = module.removeprefix("experiments.")
+        yield pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+
+
+@pytest.mark.parametrize("module", list(_modules()))
 def test_shortened_rows_have_the_published_columns_and_take_their_place(
     module, tmp_path, monkeypatch
 ):

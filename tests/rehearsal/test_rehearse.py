@@ -75,7 +75,8 @@ def test_other_honest_answers_have_no_caveat(rehearsal, tuning):
     mechanism = dataclasses.replace(rehearsal.mechanism, tuning=tuning)
     certificate = mechanism.certificate(1e-4)
     assert tuning in str(certificate)
-    assert not any("chosen by results" in caveat for caveat in certificate.caveats)
+    for words in ("chosen by results", "tuning hyper-parameters"):
+        assert not any(words in caveat for caveat in certificate.caveats)
 
 
 def test_tuning_on_the_private_records_is_a_caveat(rehearsal):
@@ -88,6 +89,7 @@ def test_tuning_on_the_private_records_is_a_caveat(rehearsal):
         dataclasses.replace(rehearsal.mechanism, tuning="on a sample")
     silent = dataclasses.replace(rehearsal.mechanism, tuning=None)
     assert "tuning  " not in str(silent.certificate(1e-4))
+    assert "tuning hyper-parameters" in " ".join(silent.certificate(1e-4).caveats)
 
 
 @pytest.mark.slow

@@ -263,6 +263,7 @@ def copy_of_eight(eight_planned, tmp_path):
     return shutil.copytree(eight_planned, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_train_continues_a_finished_run_with_more_steps(copy_of_eight, straight):
     reports = []
     # The key given is not used: the keys of all steps are those of the folder.
@@ -319,6 +320,7 @@ def test_train_refuses_more_steps_of_another_run(changed, named, copy_of_eight):
     assert {p.name for p in copy_of_eight.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_train_refuses_a_learning_rate_that_is_scheduled_over_more_steps(tmp_path):
     short, long = (optax.sgd(optax.cosine_decay_schedule(0.1, steps)) for steps in (8, 12))
     run(tmp_path, EIGHT_STEPS, optimizer=short)
@@ -672,6 +674,7 @@ def test_train_applies_no_noise_to_two_sums(tmp_path, monkeypatch):
     assert reused(applied) == set()
 
 
+@pytest.mark.slow
 def test_power_replayed_noise_is_detected(tmp_path, monkeypatch):
     applied = recording(monkeypatch)
     restore = CheckpointStore.restore
