@@ -65,10 +65,8 @@ _EXACT_NOISE_CAVEAT = (
     "Noise is sampled exactly, so the guarantee holds for every bit of the output; the time that a"
     " draw takes depends on the noise."
 )
-CAVEATS = (
-    "The privacy cost of tuning hyper-parameters on the same data is not included.",
-    "Per-example norms and losses are private, and publishing them is not covered.",
-)
+TUNING_CAVEAT = "The privacy cost of tuning hyper-parameters on the same data is not included."
+NORMS_CAVEAT = "Per-example norms and losses are private, and publishing them is not covered."
 _DELTA_CAVEAT = (
     "delta = {:g} is not below one over the number of records, {:,}: publishing a random one of the"
     " records as it is would have (0, 1/{:,})-differential privacy. Choose a delta well below that."
@@ -152,7 +150,7 @@ class Certificate(Report):
 
     @property
     def attack_goal(self) -> str:
-        """The question that an attack on the unit of privacy decides."""
+        """What a membership or substitution attack has to find out, in words."""
         return _ATTACK_GOALS[self.guarantee.adjacency].format(self.guarantee.unit)
 
     @property
@@ -191,9 +189,10 @@ class Certificate(Report):
         size = self.guarantee.num_examples
         is_large = size is not None and self.delta * size >= 1
         large_delta = (_DELTA_CAVEAT.format(self.delta, size, size),) if is_large else ()
-        # How settings were chosen is stated in the place of the caveat on tuning.
-        general = CAVEATS if self.guarantee.tuning is None else CAVEATS[1:]
-        return (noise, *general, *large_delta, *guarantee_caveats(self.guarantee))
+        # A certificate that states how settings were chosen needs no caveat on tuning.
+        tuning = (TUNING_CAVEAT,) if self.guarantee.tuning is None else ()
+        of_mechanism = guarantee_caveats(self.guarantee)
+        return (noise, *tuning, NORMS_CAVEAT, *large_delta, *of_mechanism)
 
     def paragraph(self) -> str:
         # What is published.

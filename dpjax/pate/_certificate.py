@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy.typing as npt
 
 from dpjax._checks import check, check_type
-from dpjax.certificates.certificate import CAVEATS, Certificate
+from dpjax.certificates.certificate import NORMS_CAVEAT, TUNING_CAVEAT, Certificate
 from dpjax.certificates.render import Estimate, Report, Table, round_up
 from dpjax.guarantee import Guarantee
 from dpjax.pate.analysis import data_dependent_analyses, data_independent_analyses
@@ -189,7 +189,7 @@ class SanitizedCertificate(Report):
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        return (*SANITIZED_CAVEATS, *CAVEATS)
+        return (*SANITIZED_CAVEATS, TUNING_CAVEAT, NORMS_CAVEAT)
 
     def paragraph(self) -> str:
         release = self.release

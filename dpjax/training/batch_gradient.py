@@ -1,4 +1,4 @@
-"""The clipped sum over the records of one draw, on one device or on those of a mesh."""
+"""Clipped gradient sums over a sampled batch, on one device or on a mesh of devices."""
 
 import math
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def sum_next_draw(
     key: PRNGKey | None = None,
     sharding: MeshSharding | None = None,
 ) -> tuple[PyTree, StepInfo, SamplerState]:
-    """Returns the clipped sum over the next draw, a `StepInfo`, and the sampler's next state."""
+    """Returns the clipped gradient sum of the next batch, its infos, and the sampler's state."""
     if sharding is not None:
         check_context()
     draw, next_state = (state, state) if isinstance(state, PrefetchedDraw) else sampling.draw(state)
@@ -138,9 +138,10 @@ def sum_over_split_records(
     key: PRNGKey | None,
     sharding: MeshSharding,
 ) -> BatchSum:
-    """The clipped sum over one draw from split records; each device computes those that it holds.
+    """Returns the clipped gradient sum of a batch from records that are split over processes.
 
-    The key of an example is ``fold_in(fold_in(key, 0), its position in the data set)``.
+    Each device computes the gradients of the records that it holds. The key of an example is
+    ``fold_in(fold_in(key, 0), its position in the data set)``.
     """
 
     def sum_own_records(
@@ -197,7 +198,7 @@ def add_up_shards(
     arguments: tuple[PyTree, ...],
     specs: tuple[PartitionSpec, ...],
 ) -> BatchSum:
-    """Returns the sum of clipped gradients over all devices of the mesh, by ``psum``.
+    """Returns the sum of the clipped gradients of all devices of the mesh, by ``psum``.
 
     ``local(*arguments)`` is that of one device; norms and mask stay sharded.
 

@@ -97,7 +97,7 @@ def compile_chunk(
 def host_loop(
     update: Update[StateT, DataT, InfoT], state: StateT, data: DataT, max_steps: int, every: int = 1
 ) -> Chunk[StateT, InfoT]:
-    """Returns a Python loop that dispatches one compiled step each time; see `compile_chunk`."""
+    """Compiles one step and returns a Python loop over it; see `compile_chunk`."""
     del max_steps
     step = _jit(update, state).lower(state, data).compile()
 
@@ -117,7 +117,7 @@ def host_loop(
 def last_and_kept(
     steps: Iterator[tuple[StateT, InfoT]], phase: int, every: int, join: Callable[..., jax.Array]
 ) -> tuple[StateT, InfoT]:
-    """Returns the last state of a loop on the host, and its kept infos; see `compile_chunk`."""
+    """Returns the final state of a Python loop and the infos of every so many steps, stacked."""
     infos = []
     for number, (state, info) in enumerate(steps, start=phase + 1):  # noqa: B007
         if number % every == 0:
@@ -129,7 +129,7 @@ def last_and_kept(
 def device_loop(
     update: Update[StateT, DataT, InfoT], state: StateT, data: DataT, max_steps: int, every: int = 1
 ) -> Chunk[StateT, InfoT]:
-    """Returns one compiled loop with a traced number of steps; see `compile_chunk`."""
+    """Compiles a loop of steps on the device (``jax.lax.fori_loop``); see `compile_chunk`."""
     # Rows for the infos: of the last step of each stretch of ``every``, one perhaps unfinished.
     num_rows = 1 + (max_steps + every - 2) // every
 
@@ -171,7 +171,7 @@ def _jit(steps: Callable[..., tuple[StateT, InfoT]], state: StateT) -> Wrapped:
 
 
 class RunState(Protocol):
-    """A state that `run` can carry, a named tuple such as `TrainState`.
+    """Protocol of the training states that `run` takes: named tuples such as `TrainState`.
 
     Attributes:
       sampler: state of the sampler.
@@ -188,7 +188,7 @@ class RunState(Protocol):
 
 
 class TrainingData(abc.ABC, Generic[_DataT_co]):
-    """Records that a run draws from, wherever they are: what the driver does with them.
+    """Base class of training data: arrays in memory, records split over processes, or a source.
 
     Attributes:
       is_split: whether each process has records of its own.
@@ -217,7 +217,7 @@ class TrainingData(abc.ABC, Generic[_DataT_co]):
         *,
         every: int = 1,
     ) -> Chunk[RunStateT, InfoT]:
-        """Returns `compile_chunk` of ``update``, bound to these records.
+        """Compiles a loop of training steps on these records; see `compile_chunk`.
 
         Args:
           update: ``update(state, data) -> (state, info)``.
@@ -246,7 +246,7 @@ class Step(Protocol[StateT, _DataT_contra, _InfoT_co]):
 
 
 class Plan(NamedTuple, Generic[RunStateT, DataT, InfoT]):
-    """Mechanism, step and first state of a run of a number of steps.
+    """What a training run needs: the mechanism, the step function and the initial state.
 
     Attributes:
       mechanism: any tree of dataclasses that identifies the run.
@@ -348,7 +348,7 @@ def run(
     sharding: MeshSharding | None = None,
     progress: bool = True,
 ) -> RunEnd[RunStateT]:
-    """Repeats a step, from its first state or the newest checkpoint, until ``num_steps`` are done.
+    """Runs the training loop up to ``num_steps`` steps, from the newest checkpoint if there is one.
 
     Args:
       plan: ``plan(k)``, the run of the first k planned steps. A folder of a run that planned fewer
@@ -521,7 +521,7 @@ def keep_freed_memory() -> bool:
 
 @contextmanager
 def warn_of_page_faults() -> Iterator[None]:
-    """Warns at the end of a long computation if page faults took much of its time on a CPU."""
+    """Warns if page faults, of freed memory that is mapped again, took much of a run on a CPU."""
     start, before = time.monotonic(), _page_faults()
     yield
     seconds, faults = time.monotonic() - start, _page_faults() - before

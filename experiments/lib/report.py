@@ -36,7 +36,7 @@ AGREEMENT_CAPTION = (
 
 @dataclass(frozen=True)
 class Block:
-    """Table, remarks and figures of an experiment under one profile."""
+    """Results of an experiment under one profile: table, findings, remarks and figures."""
 
     profile: str  # "quick" or "paper", or "quick and paper" where their records are the same
     lines: tuple[Line, ...]
@@ -47,7 +47,7 @@ class Block:
 
     @property
     def finished(self) -> tuple[Record, ...]:
-        """The records of the finished rows."""
+        """Results of the rows that ran to their end."""
         return tables.finished_records(self.lines)
 
     @property
@@ -79,7 +79,7 @@ class Section:
         return tuple(figure for figure in block.figures if figure.caption not in captions)
 
     def certified(self, block: Block) -> tuple[Record, ...]:
-        """The records of a block with a certificate that no earlier block shows."""
+        """Results with a certificate that is not shown before in the report."""
         earlier = self.blocks[: self.blocks.index(block)]
         shown = {record.certificate for other in earlier for record in other.finished}
         return tuple(record for record in block.finished if record.certificate not in {"", *shown})
