@@ -51,7 +51,8 @@ hypothesis.settings.register_profile("dpjax", deadline=None, derandomize=True, m
 hypothesis.settings.load_profile("dpjax")
 
 
-# Seconds since the epoch after which tests are skipped, so that a run on a slow machine has an end.
+# Seconds since the epoch after which tests are skipped, so that `.ci/run` has an end on a slow
+# machine: nothing else sets it. Its closing lines count such tests, of which nothing is known.
 _UNTIL = float(os.environ.get("DPJAX_TESTS_UNTIL", "inf"))
 
 

@@ -430,7 +430,7 @@ def finding(records: Sequence[Record]) -> Finding:
         )
         far = [record.row for record in tasks if not is_near_best(record)]
         if far:
-            parts.append(f"they are further behind in {'; '.join(far)}")
+            parts.append(f"they are further behind in {' and '.join(far)}")
     intervals = [record.measured for record in records if _HONEST in record.measured]
     if intervals:
         honest = max(each[_HONEST] for each in intervals)
@@ -441,8 +441,6 @@ def finding(records: Sequence[Record]) -> Finding:
         )
     needed = [record.measured[_OVER_TARGET] for record in records if "case" in record.settings]
     if needed:
-        parts.append(
-            f"at the needed ε the error is {min(needed):.2f} to {max(needed):.2f} of the target"
-        )
-    text = ", ".join(parts)
+        parts.append(f"the error at the needed ε is at most {max(needed):.2f} times the target")
+    text = "; ".join(parts)
     return Finding("not compared", f"{text[0].upper()}{text[1:]}.")

@@ -491,9 +491,9 @@ CASES = {
                 ("needed ε, ten means", "measured", "error at needed ε over target"): 3.0,
             },
             "not compared",
-            "further behind in Wine, ε = 1; Poisson regression, ε = 1",
+            "further behind in Wine, ε = 1 and Poisson regression, ε = 1",
             r"flagged in at most 30\.0 %",
-            r"to 3\.00 of the target",
+            r"at most 3\.00 times the target",
         ),
     ],
     "course.differencing": [
