@@ -51,6 +51,25 @@ hypothesis.settings.register_profile("dpjax", deadline=None, derandomize=True, m
 hypothesis.settings.load_profile("dpjax")
 
 
+# Of the examples in docstrings those that take longest, by the name of what they are an example of.
+_LONG_EXAMPLES = {
+    "DPSVI",
+    "TrainingAccountant",
+    "TruncatedPoissonSampling",
+    "gibbs_kernel",
+    "noise_aware_posterior",
+    "rehearse",
+    "released_regression",
+    "train_teachers",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.DoctestItem) and item.name.split(".")[-1] in _LONG_EXAMPLES:
+            item.add_marker(pytest.mark.slow)
+
+
 # Seconds since the epoch after which tests are skipped, so that `.ci/run` has an end on a slow
 # machine: nothing else sets it. Its closing lines count such tests, of which nothing is known.
 _UNTIL = float(os.environ.get("DPJAX_TESTS_UNTIL", "inf"))

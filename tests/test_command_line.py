@@ -11,6 +11,7 @@ import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
+from helpers.quick import slow_except
 
 import dpjax
 from dpjax.__main__ import _EXAMPLES, _OPTIONS, main
@@ -85,6 +86,7 @@ def test_noise_is_the_least(sampler, values):
     assert less["epsilon"] > 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.6, 6.0], ids=["few", "beyond the first limit"])
 def test_steps_are_the_most(epsilon, values):
     size = "--n 1000 --batch 500"
@@ -96,6 +98,7 @@ def test_steps_are_the_most(epsilon, values):
     assert more["epsilon"] > epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "steps"),
     [
@@ -122,6 +125,7 @@ def test_noise_is_that_of_dpsgd(sampler, values):
     assert found["description"]["steps"] == made.guarantee.description["steps"]
 
 
+@pytest.mark.slow
 def test_certificate_is_that_of_the_mechanism(run, values):
     mechanism = dpjax.SubsampledGaussian(
         dpjax.PoissonSampling(10_000, 0.02, expected_batch_size=200.0),
@@ -144,6 +148,7 @@ def test_certificate_is_that_of_the_mechanism(run, values):
     )
 
 
+@pytest.mark.slow
 def test_compare_has_both_bounds_of_each_assumption(values):
     rows = values(f"compare {PLAN} --sigma 0.9 --epsilon 2.5 --delta 1e-5")["rows"]
     assert [(row["sampler"], row["adjacency"]) for row in rows] == [
@@ -189,6 +194,7 @@ def test_compare_without_a_sampler_names_what_a_shuffling_paper_claims(run):
     assert "A paper that shuffles its data" not in run(f"{line} --sampler poisson")
 
 
+@pytest.mark.slow
 def test_compare_of_too_little_noise_has_the_rows_that_are_known(values):
     rows = values(f"compare {PLAN} --sigma 0.005 --epsilon 2 --delta 1e-5")["rows"]
     assert [row["epsilon_lower"] for row in rows] == [None] * 7
@@ -253,7 +259,8 @@ def test_delta_of_one_over_the_number_of_records_is_warned_of(capsys):
     assert "delta is not below one over the number of records" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", slow_except(["png"], ["png", "pdf", "svg"]))
 def test_plot_writes_a_figure(kind, run, tmp_path):
     starts = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
     path = tmp_path / f"figure.{kind}"
@@ -265,6 +272,7 @@ def test_plot_writes_a_figure(kind, run, tmp_path):
     assert path.read_bytes().startswith(starts[kind])
 
 
+@pytest.mark.slow
 def test_rehearse_runs_the_file_of_the_page(run, plan):
     path = plan(f"print('simulating')\n{REHEARSAL}")
     shown = run(f"rehearse {path}")
@@ -430,6 +438,7 @@ def test_module_runs_as_a_command():
     assert process.stdout.decode() == f"dpjax {dpjax.__version__}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "output"), EXAMPLES, ids=[line[:30] for line, _ in EXAMPLES])
 def test_examples_of_the_page_print_what_it_shows(line, output, run, monkeypatch, tmp_path):
     """But for digits of JSON's numbers beyond the eighth, which other versions of numpy change."""

@@ -40,6 +40,7 @@ def _check_epsilon(setting, lower, upper):
         assert epsilon[tool] is None or epsilon[tool] >= upper
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", FOUND["settings"], ids=lambda setting: setting["name"])
 def test_epsilon_against_other_tools(setting, capsys):
     found = _answer(capsys, "epsilon", setting, f"--sigma {setting['noise_multiplier']}")

@@ -76,6 +76,7 @@ def sums_with_and_without_padding(model):
     return [gradient(model, padded_batch(length)) for length in (9, 16)]
 
 
+@pytest.mark.slow
 def test_padding_does_not_change_per_example_gradients():
     (short, short_info), (long, long_info) = sums_with_and_without_padding(Classifier())
     assert float(short_info.norms.min()) > 0.1
@@ -86,6 +87,7 @@ def test_padding_does_not_change_per_example_gradients():
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_power_a_mean_over_padding_changes_them():
     (_, short_info), (_, long_info) = sums_with_and_without_padding(Classifier(masked=False))
     with pytest.raises(AssertionError):
@@ -114,6 +116,7 @@ def test_a_transformer_that_expects_a_batch_gets_the_advice():
     assert any("example[0]: int32[9]" in note for note in caught.value.__notes__)
 
 
+@pytest.mark.slow
 def test_weights_are_those_of_an_encoder_that_predicts_hidden_words():
     """Better than the frequencies of words, and than before training."""
     weights = load_file(WEIGHTS)

@@ -58,6 +58,7 @@ def holder(tmp_path):
             process.kill()
 
 
+@pytest.mark.slow
 def test_lock_folder_refuses_a_second_process_until_the_first_is_killed(tmp_path, holder):
     words = f"checkpoint_dir '{tmp_path}' is in use by process {holder.pid}: two runs"
     with pytest.raises(ValueError, match=words):
@@ -69,6 +70,7 @@ def test_lock_folder_refuses_a_second_process_until_the_first_is_killed(tmp_path
     assert run(tmp_path).mechanism == MECHANISM
 
 
+@pytest.mark.slow
 def test_lock_folder_refuses_a_second_run_of_the_process(tmp_path):
     refused = []
 

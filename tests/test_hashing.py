@@ -31,6 +31,7 @@ def test_hash_arrays_of_earlier_versions() -> None:
     assert hash_arrays(TREE) == HEX
 
 
+@pytest.mark.slow
 def test_hash_arrays_in_another_process() -> None:
     code = (
         "import numpy as np; from dpjax._hashing import hash_arrays;"
@@ -52,6 +53,7 @@ def test_hash_arrays_of_copies(array: np.ndarray) -> None:
     assert hash_arrays((swapped, {"k": array})) == expected
 
 
+@pytest.mark.slow
 @given(arrays, st.data())
 def test_hash_arrays_changes_with_one_bit(array: np.ndarray, data: st.DataObject) -> None:
     changed = np.ascontiguousarray(array).copy()

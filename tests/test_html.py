@@ -121,6 +121,7 @@ DISPLAYED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DISPLAYED)
 def test_repr_html_of_public_classes(name):
     instance = DISPLAYED[name]()

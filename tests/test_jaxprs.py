@@ -66,6 +66,7 @@ def by_definition(equation, operands):
     return [*carry, *map(jnp.stack, zip(*in_order, strict=True))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SCANS)
 def test_read_scan_by_definition(case):
     jaxpr = jax.make_jaxpr(SCANS[case][0])(SCANS[case][1])

@@ -26,12 +26,14 @@ def test_normal_equals_jax(shape):
     np.testing.assert_allclose(normal(key, shape), jax.random.normal(key, shape), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_bits_under_jit_and_vmap():
     keys = jax.random.split(jax.random.key(1), 4)
     batched = jax.jit(jax.vmap(lambda key: bits(key, (3, 5))))(keys)
     np.testing.assert_array_equal(batched, jax.vmap(lambda key: jax.random.bits(key, (3, 5)))(keys))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("impl", ["rbg", "threefry2x32"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_normal_of_other_generators_and_dtypes(impl, dtype):
@@ -51,6 +53,7 @@ def test_bits_of_the_other_counter_layout():
         np.testing.assert_array_equal(bits(key, (9,)), jax.random.bits(key, (9,)))
 
 
+@pytest.mark.slow
 def test_normal_tails():
     drawn = normal(jax.random.key(0), (2_000_000,))
     assert bool(jnp.isfinite(drawn).all())
@@ -81,6 +84,7 @@ def test_power_random_subset_of_neighbours():
     assert uniform_over_all_p(a_run_of_neighbours, jnp.int32(5)) < FALSE_ALARM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("population", "size"), [(1, 1), (9, 9), (9, 1), (1000, 400)])
 def test_random_subset_distinct_and_in_range(population, size):
     choose = jax.jit(random_subset, static_argnums=(2, 3))

@@ -276,6 +276,7 @@ def test_epsilon_of_replaced_samples_is_below_group_privacy():
     assert 1.5 * added < replaced < twice
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=5, derandomize=True)
 @given(
     noise=st.floats(0.5, 8.0),
@@ -351,6 +352,7 @@ def test_rdp_epsilon_of_gaussians_is_between_curve_and_moments(adjacency, clips)
     assert gdp.epsilon(mu, DELTA) < improved < classical
 
 
+@pytest.mark.slow
 def test_rdp_epsilon_grows_with_sample_size():
     few, half, everything = (
         epsilon(fixed_size(4.0, size, 1_000, 10), DELTA, adjacency="replace_one", method="rdp")

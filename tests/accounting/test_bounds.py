@@ -224,6 +224,7 @@ def test_profile_bounds_refuse(changed, text):
         profile_bounds(**arguments)
 
 
+@pytest.mark.slow
 def test_epsilon_lower_bound_of_rare_large_loss():
     step = dp_event.PoissonSampledDpEvent(1e-7, dp_event.GaussianDpEvent(0.2))
     event = dp_event.SelfComposedDpEvent(step, 1_000)

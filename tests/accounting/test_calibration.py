@@ -212,6 +212,7 @@ def test_max_num_steps_of_extreme_budgets():
     assert max_num_steps(mechanism, epsilon=single, delta=DELTA) == 1
 
 
+@pytest.mark.slow
 def test_calibrate_ten_million_steps_on_short_windows(monkeypatch):
     """Counted, not timed: eight windows of up to 850,000 losses, before of up to 7 million."""
     sizes, compose = [], accountants.compose_grids

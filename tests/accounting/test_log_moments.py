@@ -74,6 +74,7 @@ def test_log_ratio_moment_of_largest_order(noise, rate):
     assert values[0] == pytest.approx(exact(-511, noise, rate), rel=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", [2, 3, 17, 64, 512])
 def test_log_ratio_moment_of_whole_powers_against_sixty_digits(power):
     expected = [exact_whole(power, *point) for point in zip(*GRID, strict=True)]

@@ -146,6 +146,7 @@ def _exact_delta(name, epsilon):
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [-0.7, 0.01, 0.3, 2.0])
 def test_masses_of_sampled_gaussians_against_integration(epsilon):
     mu, rate = 1.2, 0.3
@@ -180,6 +181,7 @@ def test_masses_of_sampled_laplace_noise_against_integration(epsilon):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.0, 0.2, 1.0, 2.5])
 def test_loss_distribution_of_fixed_size_samples(epsilon):
     mu, rate = 1.5, 0.1
@@ -225,6 +227,7 @@ def subsampled(noise, rate, interval):
 EPSILONS = np.array([-0.7, -0.1, 0.0, 0.05, 0.4, 2.0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "rate"), [(1.1, 256 / 60_000), (0.5, 0.2), (20.0, 1e-3)])
 @pytest.mark.parametrize("count", [1, 300])
 def test_loss_distribution_of_sampled_gaussians(noise, rate, count):

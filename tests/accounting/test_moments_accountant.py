@@ -109,6 +109,7 @@ def test_compute_log_moment_is_monotone(order, noise, rate, factor):
     assert moments.compute_log_moment(order, noise, min(1.0, rate * factor)) * slack >= value
 
 
+@pytest.mark.slow
 @given(noises, rates, st.integers(1, 10**6), st.integers(1, 10**3), factors)
 def test_compute_epsilon_is_monotone(noise, rate, steps, more, factor):
     value = moments.compute_epsilon(noise, rate, steps, DELTA)
@@ -117,6 +118,7 @@ def test_compute_epsilon_is_monotone(noise, rate, steps, more, factor):
     assert value >= moments.compute_epsilon(noise * factor, rate, steps, DELTA) * (1 - 1e-10)
 
 
+@pytest.mark.slow
 @given(noises, rates, st.integers(1, 10**4))
 def test_compute_profile_inverts_compute_epsilon(noise, rate, steps):
     epsilons, deltas = (values[1::200] for values in moments.compute_profile(noise, rate, steps))

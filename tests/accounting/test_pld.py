@@ -44,6 +44,7 @@ def _exact_delta(epsilon, first, second, reach):
     return max(hockey_stick(epsilon, *pair, reach) for pair in ((first, second), (second, first)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "rate"), [(0.5, 0.01), (1.0, 0.1), (2.0, 0.5)])
 def test_pld_epsilon_of_one_sampled_step(noise, rate):
     centre, up, down = (normal_mixture(rate, noise, shift) for shift in (0, 1, -1))

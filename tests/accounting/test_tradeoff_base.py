@@ -38,6 +38,7 @@ def test_curves_are_trade_off_functions(curve):
     assert_is_trade_off(curve)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(curves())
 def test_inverse_of_inverse_is_the_curve(curve):
@@ -55,6 +56,7 @@ def test_inverse_of_inverse_is_the_curve(curve):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(curves())
 def test_symmetrized_is_symmetric_and_below(curve):
@@ -68,6 +70,7 @@ def test_symmetrized_is_symmetric_and_below(curve):
     np.testing.assert_allclose(both.delta(LOSSES), larger, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 @given(pairs())
 def test_symmetrized_discrete_pair_is_biconjugate(pair):
     np.testing.assert_allclose(

@@ -124,6 +124,7 @@ def test_group_refuses(size):
         group(Gaussian(1.0), size)
 
 
+@pytest.mark.slow
 def test_is_at_least_orders_families():
     families = [
         [Identity(), Gaussian(0.1), Gaussian(0.1001), Gaussian(5.0)],

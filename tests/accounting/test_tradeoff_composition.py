@@ -130,6 +130,7 @@ def test_compose_curves_of_several_kinds():
     np.testing.assert_allclose(lower.inverse()(LEVELS), back.lower(LEVELS), atol=1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(
     st.lists(

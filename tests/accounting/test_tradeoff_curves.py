@@ -105,6 +105,7 @@ def test_approximate_dp_refuses_slack(bad):
         ApproximateDP(1.0, slack=bad)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("mu", [0.1, 1.0, 6.0])
 def test_gaussian_functions_agree_with_the_host(mu):
@@ -115,6 +116,7 @@ def test_gaussian_functions_agree_with_the_host(mu):
     np.testing.assert_allclose(gaussian_delta(mu, losses), gdp.delta(mu, losses), rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_gaussian_functions_differentiate_compile_and_vectorise():
     mu, epsilon, alpha, step = 1.2, 2.0, 0.01, 1e-5

@@ -77,6 +77,7 @@ def assert_sums_have(expected, frequencies, sizes):
     assert (np.abs(frequencies - expected) < 5 * errors).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mechanism",
     [
@@ -99,6 +100,7 @@ def test_sweep_leaves_the_exact_distribution_of_the_sum(mechanism):
             assert_sums_have(other, frequencies, sizes)
 
 
+@pytest.mark.slow
 def test_acceptance_is_at_least_exp_of_minus_epsilon():
     mechanism = Laplace.from_epsilon(ONE, epsilon=0.7)
     keys = jax.random.split(jax.random.key(1), 3)
@@ -216,6 +218,7 @@ def transposed(num_examples):
         numpyro.sample("y", dist.Bernoulli(p))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "args", "statistic", "plate", "message"),
     [

@@ -51,6 +51,7 @@ def shifted(svi, state):
 # Without noise and clipping: the gradient of the ELBO, as that of plain gradients.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["mean field", *(pytest.param(n, marks=pytest.mark.slow) for n in list(GUIDES)[1:])],
@@ -235,6 +236,7 @@ def with_param(x):
         numpyro.sample("x", dist.Normal(mean, scale), obs=x)
 
 
+@pytest.mark.slow
 def test_aligned_gradients_refuse_what_the_means_do_not_determine():
     make = partial(DPSVI, mixture, optim=optax.sgd(1.0), mechanism=WHOLE)
     with pytest.raises(ValueError, match=r"guide must be one of AutoNormal.*got function"):

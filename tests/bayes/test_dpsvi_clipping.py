@@ -131,11 +131,13 @@ def test_clipped_sum_changes_by_at_most_the_bound(name):
     check()
 
 
+@pytest.mark.slow
 @with_each
 def test_clipped_sum_reaches_the_bound(name):
     assert change(name, FAR[name]) == pytest.approx(CLIP, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_power_clipped_sum_without_lengths_exceeds_the_bound():
     assert change("full rank", FAR["full rank"], without_lengths) > CLIP * (1 + 1e-2)
 

@@ -84,11 +84,18 @@ def names(*sites):
 ALL = names("mu", "tau", "intercepts")
 
 
-@pytest.mark.parametrize("loss", [Trace_ELBO(), Trace_ELBO(2), TraceMeanField_ELBO()])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        Trace_ELBO(),
+        *(pytest.param(x, marks=pytest.mark.slow) for x in (Trace_ELBO(2), TraceMeanField_ELBO())),
+    ],
+)
 def test_hyperparameters_of_a_centred_model_get_no_noise(loss):
     assert noisy(CENTRED, loss=loss) == names("intercepts")
 
 
+@pytest.mark.slow
 def test_scaled_priors_and_aligned_gradients_keep_the_rule():
     scaled = hierarchical(lambda a, mu, tau: a, scale=2.0)
     assert noisy(scaled, gradient="aligned") == names("intercepts")
@@ -111,6 +118,7 @@ def test_parameters_that_may_enter_a_record_keep_their_noise(mean_of, expected):
     assert noisy(hierarchical(mean_of)) == expected
 
 
+@pytest.mark.slow
 def test_a_guide_with_one_vector_of_means_keeps_its_noise():
     assert noisy(CENTRED, AutoDiagonalNormal) == {"auto_loc", "auto"}
 
@@ -129,17 +137,20 @@ def neighbours_differ(model):
     return {name.removesuffix("_scale") for name in found}
 
 
+@pytest.mark.slow
 def test_updates_without_noise_are_equal_on_neighbours():
     """Bit for bit; where the hyperparameters enter the likelihood they differ."""
     assert neighbours_differ(CENTRED) == names("intercepts")
     assert neighbours_differ(NON_CENTRED) == ALL
 
 
+@pytest.mark.slow
 def test_a_parameter_that_is_wrongly_left_out_loses_its_gradient_and_no_privacy(monkeypatch):
     monkeypatch.setattr(step_module, "params_of_records", lambda *_: frozenset())
     assert neighbours_differ(NON_CENTRED) == set()
 
 
+@pytest.mark.slow
 def test_the_update_without_noise_is_the_whole_gradient():
     """The clipped sum is zero there, and the update that of the prior and the entropy."""
     svi = private(CENTRED, AutoNormal(CENTRED), sampling=POISSON)

@@ -103,6 +103,7 @@ def test_run_on_a_source_has_the_prior_of_all_records():
     assert_equal(source, arrays, ROUNDING)
 
 
+@pytest.mark.slow
 def test_power_source_without_positions(straight, monkeypatch):
     class Unplaced(PositionedSource):
         def __getitems__(self, indices):
@@ -126,6 +127,7 @@ def test_run_reads_single_records(straight):
     assert_equal(run(Single()), straight, ROUNDING)
 
 
+@pytest.mark.slow
 def test_posterior_samples_of_a_run_on_a_source():
     samples = run(ArraySource(RECORDS)).posterior_samples(jax.random.key(0), 7)
     assert samples["slope"].shape == (1, 7)
@@ -187,6 +189,7 @@ def crash(monkeypatch):
     monkeypatch.setattr(CheckpointStore, "save", save_or_crash)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["arrays", "source"]
 )
@@ -234,6 +237,7 @@ def test_run_continues_a_finished_run_with_more_steps(straight, tmp_path):
         run(svi=make(num_steps=7, noise_multiplier=1.1), checkpoint_dir=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "name"),
     [
@@ -274,6 +278,7 @@ def falling():
     return make(noise_multiplier=FALLING)
 
 
+@pytest.mark.slow
 def test_certificate_is_of_the_steps_that_were_run(falling):
     """By dp-accounting, whose grids differ; one step more or less is off by over 5 %."""
     first = run(svi=falling, num_steps=2)
@@ -301,6 +306,7 @@ def test_result_unpacks_as_numpyros(straight):
     assert losses.shape == (NUM_STEPS,)
 
 
+@pytest.mark.slow
 def test_certificate_states_a_seeded_key(falling):
     """The key of the first step counts; that of a call that continues a run is not used."""
     secret = dpjax.release_key()

@@ -77,6 +77,7 @@ def tempered_guide(x):
     numpyro.sample("mean", dist.Normal(loc, width))
 
 
+@pytest.mark.slow
 def test_update_on_no_record_is_the_data_free_gradient():
     """Of ``log q - 3 log p`` at ``mean = loc + width z``: 3 loc, and -1 for the log of the width.
 
@@ -92,6 +93,7 @@ def test_update_on_no_record_is_the_data_free_gradient():
     chex.assert_trees_all_equal(step, step_of(svi, state, 7 - NEAR))
 
 
+@pytest.mark.slow
 def test_clipped_sum_and_update_from_sum_are_update():
     """Without noise: the clipped sum of the same draw, then the update from it."""
     svi = private(location, guide_of(1e-2), sampling=POISSON, l2_clip=CLIP)
@@ -110,6 +112,7 @@ def test_clipped_sum_and_update_from_sum_are_update():
     assert abs(float(near["loc"] - svi.clipped_sum(state.sampler, state, NEAR)["loc"])) > 1e-5
 
 
+@pytest.mark.slow
 def test_update_averages_particles_before_clipping():
     """With gradients on both sides of zero, an average of clipped ones is shorter than the bound.
 
@@ -141,6 +144,7 @@ def effects_guide(y):
         numpyro.sample("effect", dist.Delta(slope * y + 0.25))
 
 
+@pytest.mark.slow
 def test_update_counts_local_latent_variables_in_their_records_term():
     """Both densities of a record give ``y e - y (y - e)`` at ``e = 1/4``, clipped and scaled."""
     svi = private(effects, effects_guide, sampling=POISSON, l2_clip=1.0)
@@ -152,6 +156,7 @@ def test_update_counts_local_latent_variables_in_their_records_term():
         assert step_of(svi, state, y)["slope"] == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_update_draws_local_latent_variables_for_each_record():
     def guide(y):
         slope = numpyro.param("slope", 0.0)
@@ -164,6 +169,7 @@ def test_update_draws_local_latent_variables_for_each_record():
     assert len(np.unique(norms)) == len(norms) > 1
 
 
+@pytest.mark.slow
 def test_update_gives_the_optimizer_no_loss():
     def update(updates, state, params=None, *, value, **_):
         return updates, value
@@ -210,6 +216,7 @@ def test_noise_is_that_of_the_event_and_independent():
     assert np.abs(correlations).max() < 0.25
 
 
+@pytest.mark.slow
 def test_update_past_the_last_step_gives_nan():
     svi = private(location, guide_of(1.0), num_steps=2, sampling=POISSON)
     state, finite = svi.init(STATES[0], NEAR), []
@@ -220,6 +227,7 @@ def test_update_past_the_last_step_gives_nan():
     assert int(state.num_releases) == 3
 
 
+@pytest.mark.slow
 def test_update_uses_no_key_twice():
     """Guide, sampler and noise have keys of their own, in every step."""
     x = NEAR

@@ -39,6 +39,7 @@ def fitted():
     return svi, svi.run(KEY, X, Y, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_update_needs_no_init_on_the_same_object(fitted):
     svi, fresh = fitted[0], make()
     state = svi.init(KEY, X, Y)
@@ -48,6 +49,7 @@ def test_update_needs_no_init_on_the_same_object(fitted):
     chex.assert_trees_all_equal(fresh.get_params(after), svi.get_params(expected))
 
 
+@pytest.mark.slow
 def test_posterior_samples_are_of_their_arguments():
     def model(y, shift):
         mean = numpyro.sample("mean", dist.Normal(0, 1))
@@ -117,6 +119,7 @@ def test_run_and_update_compile_once(fitted, caplog):
     assert "Finished XLA compilation" in caplog.text
 
 
+@pytest.mark.slow
 def test_run_continues_from_a_state(fitted, capsys):
     svi, result = fitted
     before = svi.init(KEY, X, Y)
@@ -138,6 +141,7 @@ def test_posterior_samples_are_draws_of_the_guide_for_arviz(fitted):
     assert to_arviz(samples).posterior["w"].dims == ("chain", "draw", "w_dim_0")
 
 
+@pytest.mark.slow
 def test_predict_at_new_inputs(fitted):
     svi, result = fitted
     new = np.array([[3.0, -3.0, 0.0], [-3.0, 3.0, 0.0]], np.float32)
@@ -146,6 +150,7 @@ def test_predict_at_new_inputs(fitted):
     assert drawn[:, 0].mean() > 0.8 > 0.2 > drawn[:, 1].mean()
 
 
+@pytest.mark.slow
 def test_clipping_report_separates_a_bias_from_a_shorter_step(fitted):
     svi, result = fitted
     report = svi.clipping_report(KEY, result.state, X, Y)
@@ -192,6 +197,7 @@ def test_run_with_an_amortised_guide_finds_the_exact_posterior():
     assert set(result.posterior_samples(KEY, 5)) == {"mean"}
 
 
+@pytest.mark.slow
 def test_init_is_no_function_of_the_records():
     svi = private(logistic, AutoMultivariateNormal(logistic))
     other = private(logistic, AutoMultivariateNormal(logistic))

@@ -57,6 +57,7 @@ def releases(exact, made, num=2_000):
     return jax.jit(jax.vmap(lambda key: made.release(key, exact)))(keys)
 
 
+@pytest.mark.slow
 def test_release_has_the_ridge_of_the_source():
     made = mechanism()
     scale = made.parts[2].scale
@@ -74,6 +75,7 @@ def test_release_has_the_ridge_of_the_source():
     assert (np.asarray(weak.smallest_eigenvalue) >= 0).all()
 
 
+@pytest.mark.slow
 def test_ridged_is_positive_definite_but_for_the_failure_probability():
     made = mechanism()
     seen = releases(sufficient_statistics(jnp.zeros((0, D)), jnp.zeros(0)), made)

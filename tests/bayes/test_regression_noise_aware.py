@@ -79,6 +79,7 @@ def test_noise_aware_posterior_without_noise_is_the_exact_one(records):
     assert stats.kstest(np.asarray(draws.sigma2), halved.cdf).pvalue < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("distribution", ["gaussian", "laplace"])
 def test_log_density_is_that_of_a_wishart_matrix_and_its_noise(distribution):
@@ -155,6 +156,7 @@ def lapack_calls_are_in_a_chain(function, *arguments):
     return all(first in needed[second] for first, second in itertools.pairwise(calls))
 
 
+@pytest.mark.slow
 def test_factorisations_under_vmap_run_one_after_the_other():
     """Two at once can wait for each other without end on a CPU with two cores (jaxlib 0.10)."""
     released = RegressionStatistics(jnp.eye(2) * 9, jnp.array([3.0, 1.0]), jnp.array(8.0))

@@ -207,6 +207,7 @@ def test_optimal_budget_shares_minimise_the_stated_loss(distribution):
         assert loss(shares + np.array(step)) > least
 
 
+@pytest.mark.slow
 def test_from_epsilon_has_a_smaller_error_than_even_shares():
     def error(split):
         d, n = 10, 3_000
@@ -227,6 +228,7 @@ def test_from_epsilon_has_a_smaller_error_than_even_shares():
     assert error(None) < 0.85 * error(RegressionStatistics(1 / 3, 1 / 3, 1 / 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delta", [1e-4, 0.0])
 def test_posterior_at_a_large_epsilon_is_the_exact_one(x64, delta):
     made = mechanism(delta, epsilon=1e16)

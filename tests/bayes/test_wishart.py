@@ -184,6 +184,7 @@ def test_debias_subtracts_the_mean():
     assert mean[0, 0] > 7 * used.scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
 def test_from_epsilon_takes_the_fewest_degrees_of_freedom(adjacency, epsilon):
@@ -229,6 +230,7 @@ def test_calibrate_and_description_of_the_scale():
     assert found.event.scale_over_square == pytest.approx(found.scale / SQUARE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 def test_sheffet_degrees_of_freedom_are_safe_and_many_times_too_many(adjacency):
     for dimension in (1, 2, 12):

@@ -324,6 +324,7 @@ def training():
     return described, run
 
 
+@pytest.mark.slow
 def test_training_accountant_adds_the_norms_of_every_report():
     described, run = training()
     blocks = []
@@ -376,6 +377,7 @@ def test_training_accountant_refuses_the_file_of_another_account(other, tmp_path
         bdp.TrainingAccountant(bdp.init(**{"mechanism": mechanism(), **other}), path)
 
 
+@pytest.mark.slow
 def test_training_accountant_serves_one_run_of_its_mechanism(tmp_path):
     described, run = training()
     accountant = bdp.TrainingAccountant(bdp.init(described), tmp_path / "accountant.npz")
@@ -388,6 +390,7 @@ def test_training_accountant_serves_one_run_of_its_mechanism(tmp_path):
         run(bdp.TrainingAccountant(bdp.init(described.with_privacy_factor(2.0))))
 
 
+@pytest.mark.slow
 def test_epsilon_at_the_best_order_can_be_underestimated():
     """A limit of Student's estimator, shown: norms without outliers, and epsilon is too small."""
     planned, rate, population = 1_000, 0.01, np.random.default_rng(5)

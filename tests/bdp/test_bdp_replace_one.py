@@ -210,6 +210,7 @@ def flat(params, example):
     return np.asarray(jax.flatten_util.ravel_pytree(jax.grad(loss)(params, example))[0], float)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("l2_clip", [None, 0.5])
 def test_gradient_pairs_are_of_the_clipped_gradients(l2_clip):
     params, first, second = problem()

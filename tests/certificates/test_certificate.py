@@ -150,6 +150,7 @@ def test_certificate_of_a_seeded_run(certificate):
     assert (changed.to_dict()["num_steps_run"], changed.to_dict()["seeded"]) == (100, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one", "add_remove"])
 def test_certificate_says_where_delta_is_not_below_one_over_n(adjacency):
     mechanism = dpjax.SubsampledGaussian(
@@ -249,6 +250,7 @@ def test_certify_refuses_delta(delta):
         certify(FakeMechanism(1.0).guarantee, delta)
 
 
+@pytest.mark.slow
 def test_import_of_mechanisms_before_accounting():
     subprocess.run([sys.executable, "-c", "import dpjax.mechanisms.base"], check=True)
 
@@ -372,6 +374,7 @@ def test_plot_shades_between_bounds(drawn):
         assert sum(isinstance(one, FillBetweenPolyCollection) for one in axes.collections) == 1
 
 
+@pytest.mark.slow
 def test_plot_without_upper_curve_or_privacy():
     loose = Selection(4.0).certificate(DELTA).plot()
     loose.canvas.draw()

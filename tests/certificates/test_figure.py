@@ -36,6 +36,7 @@ def test_figure_is_pyplots_where_pyplot_was_imported(pyplot):
     assert pyplot.get_fignums() == []
 
 
+@pytest.mark.slow
 def test_figure_is_held_by_nobody_where_pyplot_was_not_imported(monkeypatch):
     monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)
     held = weakref.ref(new_figure(6.0, 4.0))
@@ -44,6 +45,7 @@ def test_figure_is_held_by_nobody_where_pyplot_was_not_imported(monkeypatch):
     assert "matplotlib.pyplot" not in sys.modules
 
 
+@pytest.mark.slow
 def test_plot_in_a_script_is_saved_by_savefig(tmp_path):
     """As users write it; without pyplot, plotting does not import it."""
     script = f"""{CERTIFICATE}

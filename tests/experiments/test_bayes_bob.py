@@ -13,6 +13,7 @@ def records(run_rows):
     return list(run_rows(bob).values())
 
 
+@pytest.mark.slow
 def test_run_row_has_the_printed_errors_and_the_closed_forms(records):
     assert [record.source[bob.MEAN_ERROR] for record in records] == [1.2, 0.12, 12.0, 1.2, 0.12]
     for record in records:

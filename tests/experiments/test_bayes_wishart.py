@@ -28,6 +28,7 @@ def test_attack_on_published_noise_has_hits_without_false_alarms(records, dimens
     assert record.measured["best accuracy %"] < 73.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["Laplace, d = 1", "Gaussian, d = 1", "Laplace, d = 5", "Gaussian, d = 5", "Wishart, d = 5"],

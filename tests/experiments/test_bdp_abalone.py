@@ -19,6 +19,7 @@ def small_data(num_train=60, num_test=20, num_features=3):
     return Dataset("small", train, test, "made up", False, 2, "Made up.")
 
 
+@pytest.mark.slow
 def test_run_source_protocol_has_the_step_without_each_record():
     data, settings = small_data(num_train=12), {"num_steps": 1, "learning_rate": 0.1, "seed": 0}
     common = {"l2_clip": 0.5, "sampling_rate": 1.0, **settings}

@@ -32,6 +32,7 @@ def compared(train, test):
     return compare(jax.random.key(0), loss, jnp.zeros(8), data)
 
 
+@pytest.mark.slow
 def test_compare_accepts_equal_parts_and_rejects_others():
     """By chance one of the two p-values is below 0.001 for one key in 500; this key is fixed."""
     same = compared(normal(1000), normal(1000))["disjoint pairs"]
@@ -54,6 +55,7 @@ def test_compare_samples_of_all_pairs_rejects_equal_parts():
     assert rejections(pdist) > 20
 
 
+@pytest.mark.slow
 def test_compare_counts_disjoint_and_all_pairs():
     found = compared(normal(1000), normal(60))
     counts = {(way, part): sum(found[way][part]) for way in found for part in ("train", "test")}

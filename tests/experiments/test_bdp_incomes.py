@@ -24,6 +24,7 @@ def near(record, name, exact):
     return abs(record.measured[name] - exact) < 5 * 50 / math.sqrt(record.settings["releases"])
 
 
+@pytest.mark.slow
 def test_attack_has_the_accuracy_of_the_closed_form_not_the_bound(records):
     for record in records.values():
         assert near(record, incomes.OUTLIER, record.measured[incomes.EXACT])

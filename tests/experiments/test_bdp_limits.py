@@ -131,6 +131,7 @@ def records(run_rows):
     return run_rows(limits, "normal", "one in 1,000", limits.NUMBER, *names, **few)
 
 
+@pytest.mark.slow
 def test_run_number_is_too_small_for_few_samples(records):
     record = records[limits.NUMBER]
     exact, student = record.measured[limits.KNOWN], record.measured["Bayesian ε, Student"]

@@ -33,6 +33,7 @@ def records(tmp_path_factory):
     return {record.row: record for record in load_records(folder, some.name)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sum", "mean", "threshold, at the edge"])
 def test_run_row_recovers_exact_answers_and_not_noisy_ones(records, name):
     record = records[name]

@@ -29,6 +29,7 @@ def records(tmp_path_factory):
     return load_records(folder, some.name)
 
 
+@pytest.mark.slow
 def test_run_row_has_the_errors_of_the_closed_forms(records):
     for record in records:
         for name in (local.LOCAL, local.GLOBAL):
@@ -48,6 +49,7 @@ def test_run_row_has_the_errors_of_the_closed_forms(records):
         assert many / few == pytest.approx(math.sqrt(10), rel=2 * _TOLERANCE)
 
 
+@pytest.mark.slow
 def test_local_mechanism_of_two_coins():
     coins = local.local_mechanism(math.log(3))
     assert coins.keep_probability == pytest.approx(0.5)

@@ -59,6 +59,7 @@ def test_recode_has_the_stated_scalings(is_stand_in: bool):
     )
 
 
+@pytest.mark.slow
 def test_run_coding_row_takes_the_sources_step_on_its_coding(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):

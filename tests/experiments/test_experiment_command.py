@@ -49,6 +49,7 @@ def test_run_keeps_finished_rows_when_interrupted(command, toy, tmp_path, capsys
     assert "stopped" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_report_and_list_name_what_was_run(command, tmp_path, capsys):
     command("run", "toy_table")
     capsys.readouterr()

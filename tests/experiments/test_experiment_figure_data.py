@@ -9,6 +9,7 @@ from fnmatch import fnmatch
 
 import numpy as np
 import pytest
+from helpers.quick import slow_except
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.container import BarContainer, ErrorbarContainer
@@ -258,7 +259,11 @@ def check_curve(figures, records, figure, axes, label, x, y):
             np.testing.assert_allclose(finite, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("module", [module.removeprefix("experiments.") for module in MODULES])
+NAMES = [module.removeprefix("experiments.") for module in MODULES]
+LONG = {"dpvi.mixture", "sgmcmc.inversion"}
+
+
+@pytest.mark.parametrize("module", slow_except(set(NAMES) - LONG, NAMES))
 def test_figures_have_the_data_of_the_records(published, module):
     records, figures = published(module)
     curves = curves_of(module)

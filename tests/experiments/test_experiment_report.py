@@ -113,6 +113,7 @@ def test_write_report_shows_failed_missing_and_stale_rows_without_values(toy, pl
     assert "0 of 3 rows" in report.text
 
 
+@pytest.mark.slow
 def test_write_report_shows_every_experiment_and_profile(toy, plan):
     never = replace(toy.experiment.page, name="never_run", title="Never run")
     for profile in ("paper", "quick"):
@@ -133,6 +134,7 @@ def test_write_report_shows_every_experiment_and_profile(toy, plan):
     assert "Figure of the quick profile: figures/toy_table_quick_accuracy.png" in report.text
 
 
+@pytest.mark.slow
 def test_write_report_joins_profiles_with_the_same_records(toy, plan):
     same = replace(toy.experiment, rows=lambda profile: toy.rows("paper"))
     for profile in PROFILES:
@@ -143,6 +145,7 @@ def test_write_report_joins_profiles_with_the_same_records(toy, plan):
     assert len(joined.body()) == 3
 
 
+@pytest.mark.slow
 def test_write_report_shows_equal_certificates_once(toy, plan):
     def run_row(row, context):
         text = "equal certificate" if row.name == "1" else f"{context.profile} certificate"
@@ -157,6 +160,7 @@ def test_write_report_shows_equal_certificates_once(toy, plan):
     assert text.count("are those of the profile above") == 1
 
 
+@pytest.mark.slow
 def test_write_report_folds_all_but_verdicts_and_picture(toy, plan):
     run_experiment(toy.experiment, plan)
     report = page([toy.experiment], plan)
@@ -253,6 +257,7 @@ def test_write_report_escapes_every_text(toy, plan):
     assert report.text.count("alert('x')") >= 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["figures", "remarks"])
 def test_write_report_goes_on_after_a_failing_figure_or_remark(toy, plan, part, capsys):
     def fail(records):

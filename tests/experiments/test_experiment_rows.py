@@ -191,8 +191,10 @@ ROWS = {
 
 # Those that take longest, nearly all of it to compile.
 SLOW = (
-    "bdp.adult rehearsal.settings dpvi.mixture bayes.models gdp.noise_saved bdp.abalone"
-    " bayes.coverage bayes.noise_aware dpvi.gradients"
+    "bayes.clipping bayes.coverage bayes.gdsc bayes.holders bayes.models bayes.noise_aware"
+    " bdp.abalone bdp.adult bdp.cifar10 bdp.mnist dpvi.abalone dpvi.adult dpvi.gradients"
+    " dpvi.mixture gdp.adult gdp.imdb gdp.mnist gdp.movielens gdp.noise_saved pate.analysis"
+    " pate.mnist pate.svhn rehearsal.settings scattering.linear sgmcmc.inversion sgmcmc.mnist"
 ).split()
 
 

@@ -188,6 +188,7 @@ run_experiment(experiment, Plan("quick", Path(sys.argv[1]), False, print))
 """
 
 
+@pytest.mark.slow
 def test_run_experiment_continues_inside_a_row_after_a_kill(tmp_path):
     def run(row):
         arguments = [sys.executable, "-c", KILLED, str(tmp_path), row]
@@ -203,6 +204,7 @@ def test_run_experiment_continues_inside_a_row_after_a_kill(tmp_path):
     assert [record.measured for record in load_records(tmp_path, "killed")] == [{"steps": 3}] * 3
 
 
+@pytest.mark.slow
 def test_save_record_of_two_processes_loses_none(tmp_path):
     """Both replace the same file; each must keep what the other saved."""
     program = """

@@ -56,6 +56,7 @@ def test_train_privately_is_dpjax_train_evaluated_after_each_epoch(problem):
     assert training.certificate(1e-5).epsilon == mechanism().certificate(1e-5).epsilon
 
 
+@pytest.mark.slow
 def test_train_resumes_a_run_killed_before_its_last_report(problem, tmp_path):
     key, task, params = problem
     whole = train(key, task, params, mechanism(), folder=tmp_path)
@@ -66,6 +67,7 @@ def test_train_resumes_a_run_killed_before_its_last_report(problem, tmp_path):
     chex.assert_trees_all_equal(again.params, whole.params)
 
 
+@pytest.mark.slow
 def test_train_with_much_noise_learns_nothing(problem):
     key, task, params = problem
     assert train(key, task, params, mechanism(1000.0)).curve[-1][1] < 75

@@ -49,6 +49,7 @@ def records(folder, run_rows):
         return run_rows(analysis, *SOME)
 
 
+@pytest.mark.slow
 def test_run_row_without_votes_has_the_epsilons_of_any_votes_only(records):
     record = records["MNIST: LNMax, 100 queries"]
     assert record.measured == {}
@@ -136,6 +137,7 @@ def test_direction_ratios_are_above_one_for_large_noise():
     assert analysis.direction_ratios(10.0, 250, orders)[1] == pytest.approx(0.097, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_main_prints_both_kinds_of_epsilon(folder, capsys):
     path = str(folder / "pate_votes" / "adult_250_teachers.npy")
     confident = "--aggregator ConfidentGNMax --scale 40 --check-scale 200 --threshold 300"

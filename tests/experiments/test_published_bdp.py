@@ -34,6 +34,7 @@ def log_moments(count, shift, std, other_std):
     ]
 
 
+@pytest.mark.slow
 def test_worst_case_log_moments_is_the_largest_integral_of_any_change_of_one_draw():
     std, count, width = 1.0, 50, 2.0
     change = width**2 * (count - 1) / count**2

@@ -35,6 +35,7 @@ def test_step_size_bounds_refuse_what_is_out_of_range():
         step_size_bound_2017([0], epsilon=0.1, delta=1e-5, **SLIDES, constant=1.0)
 
 
+@pytest.mark.slow
 def test_markov_chain_sample_is_near_the_tempered_posterior():
     mechanism = OnePosteriorSample(1e3, low=-50.0, high=0.0, adjacency="replace_one")
     keys = jax.random.split(jax.random.key(0), 64)

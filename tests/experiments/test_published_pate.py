@@ -106,6 +106,7 @@ def test_published_epsilon_of_gaussian_noise():
     assert both.epsilon < published
 
 
+@pytest.mark.slow
 def test_perform_analysis_returns_both_epsilons():
     generator = np.random.default_rng(1)
     truth = generator.integers(0, 10, 400)

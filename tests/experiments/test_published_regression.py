@@ -38,6 +38,7 @@ def beats(rates, epsilon, delta=0.0):
     return bool(lower > math.exp(epsilon) * upper + delta)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dimension", [1, 4])
 def test_excludes_record_breaks_the_published_noise(dimension):
     row = tuple(np.full(dimension, dimension**-0.5))
@@ -56,6 +57,7 @@ def test_excludes_record_breaks_the_published_noise(dimension):
     assert not beats((hits, alarms), EPSILON, delta=share)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dimension", [2, 4])
 def test_excludes_record_does_not_beat_wishart_noise(dimension):
     bounds = RegressionBounds(x_norm_bound=math.sqrt(0.5), y_bound=math.sqrt(0.5))

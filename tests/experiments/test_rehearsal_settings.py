@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.quick import slow_except
 
 from dpjax.rehearsal import Setting, World
 from experiments.data import load_stand_in
@@ -20,7 +21,7 @@ def test_grid_has_fifty_settings_and_the_defaults_are_the_documented_ones():
     assert settings.defaults(6_400) == Setting(100, 10.0, 1.0, 2e-3)
 
 
-@pytest.mark.parametrize("name", tasks.TASKS)
+@pytest.mark.parametrize("name", slow_except(["Abalone"], tasks.TASKS))
 def test_worlds_are_made_without_the_records(name, monkeypatch):
     def refuse(**options):
         raise AssertionError("records were read")
@@ -34,7 +35,7 @@ def test_worlds_are_made_without_the_records(name, monkeypatch):
             task.real()
 
 
-@pytest.mark.parametrize("name", tasks.TASKS)
+@pytest.mark.parametrize("name", slow_except(["hierarchical regression"], tasks.TASKS))
 def test_worlds_have_the_form_of_the_records(name, monkeypatch):
     monkeypatch.setattr(tasks, "_load", lambda name, **options: load_stand_in(name))
     task = tasks.TASKS[name]
@@ -46,6 +47,7 @@ def test_worlds_have_the_form_of_the_records(name, monkeypatch):
         assert world.truth[name].shape == value.shape
 
 
+@pytest.mark.slow
 def test_features_of_worlds_are_those_described():
     one_of_each = tasks._one_of_each(jax.random.key(0), 500, 123)
     np.testing.assert_array_equal(one_of_each.sum(1), 14)
@@ -78,6 +80,7 @@ def line():
     return World(*parts), settings.Settings(task="Abalone", clips=(1.0,), epsilon=8.0, seeds=(0,))
 
 
+@pytest.mark.slow
 def test_evaluate_ranks_settings_by_held_out_error(line):
     world, some = line
     candidates = [
@@ -92,6 +95,7 @@ def test_evaluate_ranks_settings_by_held_out_error(line):
     assert constant == pytest.approx(min(rarer, 1 - rarer))
 
 
+@pytest.mark.slow
 def test_evaluate_has_an_infinite_error_where_a_run_has_none(line):
     world, some = line
     broken = world._replace(fresh={**world.fresh, "x": jnp.full_like(world.fresh["x"], jnp.inf)})

@@ -99,6 +99,7 @@ def test_render_results_transposes_a_table_much_wider_than_long(toy, longer, pla
     ]
 
 
+@pytest.mark.slow
 def test_write_pages_shows_an_overview_and_the_figure_of_each_experiment(toy, folder):
     contents = pages.write_pages({"experiments.toy": toy.experiment}, folder)
     order = [
@@ -150,6 +151,7 @@ def test_render_page_shows_no_stale_record(toy, folder):
     assert "71.5" not in text
 
 
+@pytest.mark.slow
 def test_write_pages_removes_pages_of_removed_experiments(toy, folder):
     for name in ("index.md", "removed.md"):
         (folder / name).write_text("text")

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from experiments.lib.scattering import NUM_CHANNELS, scattering, wavelet_moduli, wavelets
 
@@ -47,6 +48,7 @@ def test_scattering_of_a_constant():
     assert np.abs(constant[1:]).max() < 1e-6
 
 
+@pytest.mark.slow
 def test_scattering_of_an_image_depends_on_it_alone():
     images = RNG.random((103, 28, 32, 2), dtype=np.float32)
     together = scattering(images)
@@ -56,6 +58,7 @@ def test_scattering_of_an_image_depends_on_it_alone():
     np.testing.assert_allclose(together[101:, NUM_CHANNELS:], one, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_wavelet_moduli_are_circular_convolutions():
     """Against a convolution in space, of the first angle at the larger scale."""
     image = RNG.random((1, 1, 8, 8)).astype(np.float32)

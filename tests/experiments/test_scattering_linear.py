@@ -32,6 +32,7 @@ def settings(name, **changes):
     return Settings(**chosen)
 
 
+@pytest.mark.slow
 def test_load_features_keeps_them_by_the_images_content(digits, cache):
     kept = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
     again = linear.load_features(load_data("digits"), 300, 100, cache)
@@ -60,6 +61,7 @@ def moments_of(x, noise_multiplier, key=0):
     return linear.release_moments(jax.random.key(key), mechanism, x)
 
 
+@pytest.mark.slow
 def test_normalize_channels_without_noise_standardises(digits):
     """Records of these digits are below the clip bound, but for a few."""
     moments = moments_of(digits.train.x, 1e-6)
@@ -75,6 +77,7 @@ def sums_of(x, noise_multiplier=1e-9):
     return len(x) * np.concatenate([mean, variance + mean**2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extreme", [0.0, 50.0, np.nan, np.inf])
 def test_release_moments_changes_by_at_most_the_clip_bound(digits, extreme, monkeypatch):
     monkeypatch.setattr(linear, "_LEAST_VARIANCE", -np.inf)
@@ -87,6 +90,7 @@ def test_release_moments_changes_by_at_most_the_clip_bound(digits, extreme, monk
     assert moved > 0.9 * bound if extreme == 50.0 else moved < 1e-3
 
 
+@pytest.mark.slow
 def test_release_moments_has_noise_of_the_stated_scale(digits):
     """162 normal draws: the sample deviation is off by 20 % with probability below 1e-3."""
     mechanism = linear.moments_mechanism(CHANNELS_OF_GREY, 100.0, "one image")

@@ -66,6 +66,7 @@ def test_sum_records_over_holders_is_that_of_all_records():
         np.testing.assert_allclose(sum(parts), whole, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_noise_aware_posterior_takes_the_result():
     """A count of 10,000 with noise of deviation 4: the posteriors are near the exact one."""
     plan = plan_of(count_release(adjacency="replace_one"))
@@ -131,6 +132,7 @@ def mean_absolute_error(statistics, x, y):
     return float(np.abs(y - x @ np.asarray(posterior.mean)).mean())
 
 
+@pytest.mark.slow
 def test_run_round_has_the_error_of_a_trusted_aggregator():
     """Within 2 % over 60 repetitions: their noise is larger by sqrt(10 / 9).
 
@@ -214,6 +216,7 @@ def test_clipped_sum_has_the_exact_sensitivity(adjacency):
         used.sum_records(np.zeros(3))
 
 
+@pytest.mark.slow
 def test_adaptive_ridge_covers_the_exact_ridge():
     """The smallest eigenvalue is not overestimated, and the ridged matrix is positive definite."""
     used = PerturbedStatistics.from_epsilon(
@@ -259,6 +262,7 @@ def test_clipped_gradient_sum_has_the_noise_of_the_steps(adjacency):
     assert plan.certificate(1e-5).epsilon == steps.certificate(1e-5).epsilon
 
 
+@pytest.mark.slow
 def test_holder_gradient_of_sgld_has_the_posteriors_moments():
     """A Gaussian mean under a flat prior: the draws have the posterior's mean and deviation."""
     num_examples, deviation = 400, 1 / math.sqrt(400)
@@ -292,6 +296,7 @@ def test_holder_gradient_of_sgld_has_the_posteriors_moments():
     assert kept.var() / deviation**2 == pytest.approx(1 / 0.9, abs=5 * 1.1 * math.sqrt(2 / 83))
 
 
+@pytest.mark.slow
 def test_holder_gradient_draws_a_poisson_batch():
     """Sums of ones are numbers of records: binomial, and independent of another key's."""
     steps = gradient_plan(1).mechanism.mechanism

@@ -24,6 +24,7 @@ def random_settings(count):
         yield sharing, int(rng.integers(1, 12)), int(rng.integers(1, 20)), rng
 
 
+@pytest.mark.slow
 def test_reconstruct_gives_the_sum_of_the_integers():
     for sharing, num_holders, size, rng in random_settings(400):
         largest = (sharing.half_range - 1) // num_holders

@@ -101,6 +101,7 @@ def keys_of(secret):
     return lambda: jax.random.fold_in(secret, next(count))
 
 
+@pytest.mark.slow
 def test_gradient_training_in_rounds_equals_one_process(network_of):
     """The same batches, noise and steps: equal parameters. Power: other batches."""
     plan = plan_of(ClippedGradientSum(steps(60), 3), num_holders=3, num_nodes=2)
@@ -356,6 +357,7 @@ def test_node_takes_one_set_of_parameters_in_a_round(network_of):
     assert network.nodes[0].round_number == 2
 
 
+@pytest.mark.slow
 def test_training_holder_with_altered_parameters_is_refused(network_of):
     """A holder that got other parameters than the nodes have is refused by their digest."""
     plan = plan_of(ClippedGradientSum(steps(60), 3), num_holders=3, num_nodes=2)

@@ -65,7 +65,7 @@ def ratios(loss, batch_size, method="bookkeeping"):
         (stacked_remat, 8, 1.6, None),
         (stacked_remat, 96, 1.3, 24),
         # The same for each of the layers: 1.0 with jaxlib 0.10, 1.6 with 0.12.
-        (separate_remat, 32, 1.7, 8),
+        pytest.param(separate_remat, 32, 1.7, 8, marks=pytest.mark.slow),
         (nested_remat, 32, 1.3, 4),
     ],
 )

@@ -84,12 +84,14 @@ def test_power_norms_without_the_margin(tokens, features):
         assert_not_below(np.sqrt(squares), true_norms(batch))
 
 
+@pytest.mark.slow
 def test_norms_without_cancellation():
     batch = jax.tree.map(lambda leaf: leaf[-1:], cancelling(64, 64, 16))
     norms, _ = contributions(by_route("ghost", bilinear), jnp.zeros((64, 16)), batch)
     np.testing.assert_allclose(norms, true_norms(batch), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_norms_of_cancelling_uses():
     def loss(w, example):
         return bilinear(w, example) - jnp.sum((example["nearly"] @ w) * example["right"])
@@ -105,6 +107,7 @@ def test_norms_of_cancelling_uses():
     assert np.all(sizes <= CLIP * (1 + 1e-6))
 
 
+@pytest.mark.slow
 def test_norms_of_cancelling_lookups():
     def loss(table, example):
         return jnp.sum(table[example["index"]] * example["signal"])
@@ -126,6 +129,7 @@ def bookkeeping_of(loss):
 SCALES = [(1e15, 1e15), (1e-20, 1e15), (1e15, 1e-20), (1e-20, 1e-20), (1e-22, 1e18), (1e-30, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", ROUTES)
 def test_huge_and_tiny_factors(route):
     """Too large for its square to be a float: no contribution. Too small: no norm too small."""
@@ -142,6 +146,7 @@ def test_huge_and_tiny_factors(route):
     assert np.all(sizes <= clip * (1 + 1e-6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_nonfinite_factors(route, bad):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.bookkeeping_checks import bookkeeping, by_route, fast_jit
+from helpers.quick import slow_except
 from helpers.zoo import BATCH, build
 
 import dpjax
@@ -59,7 +60,7 @@ SHARED = [
 ]
 
 
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("name", slow_except(SHARED[:4], SHARED))
 def test_bookkeeping_sensitivity(name):
     with jax.enable_x64(True):
         case = build(name, jnp.float64)
@@ -69,6 +70,7 @@ def test_bookkeeping_sensitivity(name):
             assert np.max(moved[0]) > 0.3 * (1 - 1e-9)  # the bound is reached, not undercut
 
 
+@pytest.mark.slow
 def test_bookkeeping_sensitivity_of_layers():
     bounds = {"users": 0.1, "items": {"product": 0.2, "deep": 0.05}, "w1": 0.3, "b1": 0.1}
     bounds |= {"w2": 0.5, "b2": 0.01}
@@ -145,17 +147,20 @@ def last_entry_alone(monkeypatch):
     monkeypatch.setattr(norms_module, "_norms_of_stacks", norms)
 
 
+TWINS_OF_LOOPS = [
+    (tokens_by_themselves, "recurrent_decoder"),  # each time step is one term
+    (tokens_by_themselves, "remat_layers"),
+    (without_cross_terms, "stack_scanned_twice"),
+    (first_use_alone, "stack_scanned_twice"),
+    (last_entry_alone, "stack_scanned_twice"),
+]
 TWINS = [
     (without_cross_terms, "same_layer_on_tokens"),
     (tokens_by_themselves, "same_layer_on_tokens"),
     (lookups_by_themselves, "embedding"),
     (first_use_alone, "tied_embedding"),
     (in_the_leaf_order, "left_and_right"),
-    (tokens_by_themselves, "recurrent_decoder"),  # each time step is one term
-    (tokens_by_themselves, "remat_layers"),
-    (without_cross_terms, "stack_scanned_twice"),
-    (first_use_alone, "stack_scanned_twice"),
-    (last_entry_alone, "stack_scanned_twice"),
+    *(pytest.param(*twin, marks=pytest.mark.slow) for twin in TWINS_OF_LOOPS),
 ]
 
 

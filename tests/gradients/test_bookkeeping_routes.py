@@ -89,6 +89,7 @@ def test_route_of_joined_axes():
     assert of({"w": (1, 2, 3)}, loss, ("x", (5, 2))) == {"['w']": "instantiate"}
 
 
+@pytest.mark.slow
 def test_explain_reasons_of_vmap():
     start = reasons("scan_over_steps")["['start']"]
     assert start == ("vmap", "the initial state of a scan")
@@ -109,6 +110,7 @@ def test_routes_beside_an_unsupported_leaf():
     assert found["['layers']"] == ("ghost", "dot_general in a stack of 2, 1 outer product")
 
 
+@pytest.mark.slow
 def test_loops():
     layers = reasons("stacked_layers")
     assert layers["['layers']['b']"][1] == "broadcast_in_dim and mul in a stack of 3"

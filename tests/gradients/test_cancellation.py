@@ -165,7 +165,7 @@ CASES = [
     *((build, "ghost") for build in (siamese, distance, contrastive, triplet, lookups)),
     *((build, "ghost") for build in (tied_table, recurrent)),
     *(
-        (build, route)
+        pytest.param(build, route, marks=() if build is tokens else pytest.mark.slow)
         for build in (tokens, convolution, stack, under_remat, stack_under_remat)
         for route in ("ghost", "sequential")
     ),
@@ -191,6 +191,7 @@ def test_cancelling_norms_and_sums(build, route):
             np.testing.assert_allclose(summed, reference, atol=0.01 * clip)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=str)
 def test_cancelling_norms_in_half_precision(dtype):
     """Pairs that differ by the last bit of one feature."""
@@ -214,6 +215,7 @@ def test_cancelling_norms_in_half_precision(dtype):
     assert np.all(info.norms <= truth * 1.01), info.norms / truth
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("difference", [0.0, 1e-7, 1e-4])
 def test_cancelling_contribution_within_the_bound(difference):
     """Terms of 10^8 clip bounds, alone and beside an example that does not cancel."""
@@ -280,6 +282,7 @@ def test_contribution_independent_of_cancelling_neighbours(compute, own_differen
     np.testing.assert_array_equal(sums, other_sums)
 
 
+@pytest.mark.slow
 def test_power_instantiating_all_examples(monkeypatch):
     right = norms_module.for_each
 

@@ -70,6 +70,7 @@ def by_hand(bound, params, batch, mask=None):
     return clipped_sum_by_hand(regression_loss, BOUNDS[bound], params, batch, mask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bound", "method"), [*((b, "vmap") for b in BOUNDS), ("middle", "auto"), ("mixed", "auto")]
 )
@@ -85,6 +86,7 @@ def test_clipped_grad_without_mask(params, batch, method):
     assert_matches_hand(found, by_hand("middle", params, batch))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(("bound", "method"), [("middle", "vmap"), ("layers", "auto")])
 def test_equals_the_loop_in_double_precision(params, batch, bound, method):
@@ -114,6 +116,7 @@ def test_microbatches_equal_the_whole(params, batch, method):
         assert_close(parts(params, batch, MASK), whole, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatch_size", [2, 5, 1000])
 def test_microbatches_of_any_size(params, batch, microbatch_size):
     whole = compiled()(params, batch, MASK)
@@ -186,6 +189,7 @@ class TestTransformations:
         compute(moved, jax.tree.map(lambda leaf: leaf[::-1], batch), ~MASK)
         assert len(traces) == first
 
+    @pytest.mark.slow
     def test_vmap_over_models(self, params, batch):
         models = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf, -leaf]), params)
         sums, info = jax.jit(jax.vmap(compiled(method="auto"), (0, None)))(models, batch)
@@ -193,6 +197,7 @@ class TestTransformations:
             expected = by_hand("middle", example_of(models, i), batch)
             assert_matches_hand(example_of((sums, info), i), expected)
 
+    @pytest.mark.slow
     def test_vmap_over_batches_masks_and_bounds(self, params, batch):
         bounds = jnp.array([0.1, 1.0])
         masks = np.stack([MASK, ~MASK])

@@ -80,6 +80,7 @@ class Mlp(nnx.Module):
         return self.second(nnx.relu(self.norm(self.first(x.reshape(-1)))))
 
 
+@pytest.mark.slow
 def test_flax_nnx_split_and_merge(images):
     graph, params = nnx.split(Mlp(nnx.Rngs(0)))
 
@@ -117,6 +118,7 @@ def test_nnx_state_of_bounds(images):
         )
 
 
+@pytest.mark.slow
 def test_lstm():
     sequences = jax.random.normal(jax.random.key(3), (SIZE, 4, 3))
     model = nn.RNN(nn.OptimizedLSTMCell(4))
@@ -142,6 +144,7 @@ def test_scan_with_remat():
     assert_matches_the_loop(loss, 0.7, params, sequences)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "l2_clip"), [(jnp.bfloat16, 0.5), (jnp.float16, {"w": 0.5, "b": 0.1})]
 )
@@ -218,6 +221,7 @@ def assert_equal(found, expected):
     chex.assert_trees_all_close(leaves, others, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_equinox_dropout_equals_vmap(method):
     keys = jax.vmap(jax.random.fold_in, (None, 0))(KEY, jnp.arange(SIZE))

@@ -86,6 +86,7 @@ class TestClipAndSum:
         clipped_sum, _ = clip_and_sum(grads, {"a": 1.0, "b": 1.0}, self.ALL)
         np.testing.assert_allclose(clipped_sum["a"], [0.3, 0], rtol=1e-6)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
     def test_half_precision_is_summed_in_single(self, dtype):
         # 2049 needs 12 bits: bfloat16 would stop at 256, float16 at 2048.

@@ -491,6 +491,7 @@ class TestPrimitivesWithOtherBatchingRules:
     def loss(primitive):
         return lambda w, x: jnp.sum(jnp.sin(primitive.bind(w * x)))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("primitive", [CENTRING, OF_LENGTH], ids=str)
     @pytest.mark.parametrize("jit", [False, True], ids=["", "jit"])
     def test_mixing_primitives_refused(self, primitive, jit):
@@ -499,11 +500,13 @@ class TestPrimitivesWithOtherBatchingRules:
         with jax.numpy_rank_promotion("allow"), pytest.raises(ValueError, match=words):
             (jax.jit(compute) if jit else compute)(jnp.ones(5), X)
 
+    @pytest.mark.slow
     def test_class_with_mixing_rule_refused(self):
         compute = clipped_grad(lambda w, x: jnp.sum(jnp.sin(Centring(x)(x)) * w), 1.0)
         with pytest.raises(ValueError, match="has the primitives call_hi_primitive"):
             compute(jnp.ones(5), X)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("jit", [False, True], ids=["", "jit"])
     def test_other_primitives_accepted(self, jit):
         compute = clipped_grad(self.loss(APART), 1e3)
@@ -539,6 +542,7 @@ def test_losses_of_jax_not_compared(monkeypatch):
         check_loss(TestPrimitivesWithOtherBatchingRules.loss(APART), jnp.ones(5), X)
 
 
+@pytest.mark.slow
 def test_refusal_leaves_no_interception():
     """What was refused did not leave the interception of flax's modules behind."""
     loss, params = TestLinenBatchNorm.loss("by name", True, False, mutable=["batch_stats"])

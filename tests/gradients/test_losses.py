@@ -74,6 +74,7 @@ class TestModule:
         chex.assert_trees_all_equal(found, expected)
         np.testing.assert_array_equal(info.norms, expected_info.norms)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("method", METHODS)
     def test_wrt_filter(self, method):
         only_out = nnx.All(nnx.Param, nnx.PathContains("out"))
@@ -110,6 +111,7 @@ class TestModule:
         clipped_grad(loss, 1.0)(model, (X, Y))
         assert model.calls[...] == 0
 
+    @pytest.mark.slow
     def test_clipped_grad_in_nnx_jit(self):
         @nnx.jit
         def gradient(model, batch):
@@ -151,6 +153,7 @@ class TestKeys:
         each = self.explicit(model, keys)
         assert_close(summed, jax.tree.map(lambda leaf: leaf[MASK].sum(0), each), rtol=1e-4)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("method", METHODS)
     def test_linen_dropout_of_explicit_keys(self, method):
         net = nn.Sequential([nn.Dense(8), nn.Dropout(0.5, deterministic=False), nn.Dense(1)])
@@ -205,6 +208,7 @@ class TestKeys:
 
 
 class TestOptimizer:
+    @pytest.mark.slow
     def test_nnx_optimizer(self):
         """Two steps of the loop in the documentation, and of the same by hand."""
         noise = dpjax.add_gaussian_noise(noise_multiplier=0.3, l2_clip=0.5, key=KEY)
@@ -234,6 +238,7 @@ class TestOptimizer:
         )
         assert (mechanism.l2_clip, mechanism.noise_multiplier, mechanism.num_steps) == (0.5, 0.3, 2)
 
+    @pytest.mark.slow
     def test_train_takes_a_module(self):
         mechanism = gaussian_mechanism(dpjax.PoissonSampling(5, 0.5), l2_clip=0.5, num_steps=2)
         model = Net(nnx.Rngs(0))

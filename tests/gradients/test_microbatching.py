@@ -50,6 +50,7 @@ def test_fitting_microbatch_size_of_the_whole_batch(monkeypatch, analysed):
     assert len(analysed) == 1  # shapes are the same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mib", [0.5, 1.0, 2.0])
 def test_fitting_microbatch_size_is_the_largest(monkeypatch, analysed, mib):
     with_memory(monkeypatch, mib)
@@ -69,6 +70,7 @@ def test_fitting_microbatch_size_of_one(monkeypatch):
     assert microbatching.fitting_microbatch_size(clipped_grad(loss, 0.5), PARAMS, BATCH, mask) == 1
 
 
+@pytest.mark.slow
 def test_fitting_microbatch_size_of_traced_closures(monkeypatch, analysed):
     with_memory(monkeypatch, 1.0)
 
@@ -127,6 +129,7 @@ def loops_with_convolutions(function, *args):
     return list(find(jax.make_jaxpr(function)(*args).jaxpr))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "part_size"), [(loss_of_convolutions, 9), (loss_under_remat, None)]
 )

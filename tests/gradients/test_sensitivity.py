@@ -167,5 +167,6 @@ def test_power_wrong_clipping(twin):
     assert violation_is_found(twin)
 
 
+@pytest.mark.slow
 def test_assertion_passes_right_clipping():
     assert not violation_is_found(right)

@@ -111,6 +111,7 @@ def test_examples_in_a_closure_refused():
         compute(PARAMS, BATCH)
 
 
+@pytest.mark.slow
 def test_varying_axes():
     seen = []
 

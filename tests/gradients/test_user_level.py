@@ -99,6 +99,7 @@ def linear_loss(params, record):
     return jnp.vdot(params, record)
 
 
+@pytest.mark.slow
 def test_unit_loss_sensitivity():
     rng = np.random.default_rng(1)
     records = 10.0 ** rng.uniform(-6, 4, (200, UNITS, RECORDS, 1)) * rng.normal(
@@ -169,6 +170,7 @@ def flip(key, example):
     return jnp.where(jax.random.bernoulli(key), x, -x), label
 
 
+@pytest.mark.slow
 def test_augmented_loss_clips_the_mean():
     batch = jax.tree.map(lambda leaf: leaf[:, 0], units().records)
     always = augmented_loss(loss, lambda key, example: example, 4)
@@ -280,6 +282,7 @@ def by_one_permutation(key, records, unit_ids, *, max_records):
     return UnitRecords(np.stack(rows), np.stack(masks))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", IDENTIFIERS.values(), ids=IDENTIFIERS)
 def test_group_by_unit_independent_of_other_units(names):
     kept, _ = users_of(names)
@@ -318,6 +321,7 @@ def moves_of_the_sum(group):
     return max(of_records), np.linalg.norm(whole - sum_without(own))
 
 
+@pytest.mark.slow
 def test_group_by_unit_sensitivity():
     of_a_record, of_the_unit = moves_of_the_sum(group_by_unit)
     assert 0.99 < of_the_unit <= 1  # a contribution is left out
@@ -344,6 +348,7 @@ def uniform_and_independent(keys):
     )
 
 
+@pytest.mark.slow
 def test_group_by_unit_uniform(monkeypatch):
     keys = jax.random.split(KEY, 200)
     assert uniform_and_independent(keys)  # false alarms below 1e-6 for each of 30 rates

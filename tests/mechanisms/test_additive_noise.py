@@ -122,6 +122,7 @@ def test_release_of_float64_has_float64_noise(kind):
     assert (np.asarray(released) != np.float32(released)).mean() > 0.99
 
 
+@pytest.mark.slow
 def test_release_symmetric_draws_triangle_once(kind):
     released = np.asarray(symmetric_release(kind)(KEY, matrices())["large"])
     np.testing.assert_array_equal(released, released.T)
@@ -134,6 +135,7 @@ def test_release_symmetric_draws_triangle_once(kind):
     assert law_p(((full + full.T) / 2)[np.triu_indices(300, 1)], kind[2], 2.5) < FALSE_ALARM
 
 
+@pytest.mark.slow
 def test_release_symmetric_reads_upper_triangle(kind):
     draw = symmetric_release(kind)
     value = matrices() | {"stack": jnp.arange(16.0).reshape(4, 2, 2)}

@@ -33,6 +33,7 @@ def test_composition_event_is_composed():
     assert (both.guarantee.adjacency, both.guarantee.unit) == ("add_remove", "one record")
 
 
+@pytest.mark.slow
 def test_composition_epsilon_between_largest_and_sum():
     parts = [part.certificate(DELTA).epsilon for part in (FULL, SAMPLED)]
     both = Composition((FULL, SAMPLED)).certificate(DELTA)
@@ -51,6 +52,7 @@ def test_composition_of_two_halves_is_the_whole():
     assert Composition((SAMPLED,)).event == SAMPLED.event
 
 
+@pytest.mark.slow
 def test_composition_of_different_samplers():
     fixed = gaussian_mechanism(
         FixedSizeSampling(100, 10), noise_multiplier=2.0, num_steps=3, adjacency="replace_one"

@@ -123,6 +123,7 @@ def test_update_attacked_epsilon(sampling, adjacency):
     assert not beats(*neighbours(honest), curve(honest))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "adjacency"),
     [
@@ -137,6 +138,7 @@ def test_power_step_that_differs_from_its_event(broken, adjacency):
     assert beats(*neighbours(run), curve(described))
 
 
+@pytest.mark.slow
 def test_power_one_clip_where_replacement_moves_two():
     run = mechanism(PoissonSampling(6, 0.3, physical_batch_size=4), "replace_one")
     claimed = dataclasses.replace(run, adjacency="add_remove")

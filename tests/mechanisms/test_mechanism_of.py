@@ -122,6 +122,7 @@ def test_mechanism_of_schedule_in_a_state():
     assert read(state).noise_multiplier == (3.0, 2.0, 1.0, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [1.1, (3.0, 1.0, 2.0)])
 def test_mechanism_of_private_optimizer(sigma):
     mechanism = described(3, noise_multiplier=sigma)
@@ -369,6 +370,7 @@ def test_update_refuses_state_of_another_transformation(made, updated, words):
 
 
 class TestOptimizersOfFlax:
+    @pytest.mark.slow
     def test_nnx(self):
         model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
         optimizer = nnx.Optimizer(model, optax.chain(*CHAIN[1:]), wrt=nnx.Param)
@@ -510,6 +512,7 @@ class TestEveryWrapperOfOptax:
                 read(state, num_steps=5)
 
 
+@pytest.mark.slow
 def test_power_sensitivity_under_sam():
     """What a certificate around `optax.contrib.sam` would hide: the sums' sensitivity is not 2."""
     optimizer = optax.contrib.sam(
@@ -587,6 +590,7 @@ def test_mechanism_of_schedule(name):
     assert found.noise_multiplier == (3.0, 2.0, 1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_mechanism_of_schedule_is_added_noise():
     falling = optax.exponential_decay(4.0, 1, 0.5)
     transform = add_gaussian_noise(noise_multiplier=falling, l2_clip=1.0, key=KEY)

@@ -70,6 +70,7 @@ def winners(used, utilities=UTILITIES, seed=0):
     return np.asarray(jax.jit(jax.vmap(used.release, (0, None)))(keys, jnp.asarray(utilities)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
 def test_release_probabilities(cls):
     drawn = winners(mechanism(cls))
@@ -159,6 +160,7 @@ def test_release_tail_probabilities():
     assert chi_square_p(drawn, double.__getitem__, range(1, 4)) < FALSE_ALARM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [2.0**20, 2.0**29, 2.0**30, 2.0**60])
 @pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
 def test_release_at_large_scales(cls, ratio):
@@ -174,6 +176,7 @@ def test_release_at_large_scales(cls, ratio):
     assert chi_square_p(drawn, quieter.__getitem__, range(2)) < FALSE_ALARM
 
 
+@pytest.mark.slow
 def test_release_of_thousands_of_candidates():
     # one of 10,000 has half of all probability
     utilities = np.zeros(10_000)

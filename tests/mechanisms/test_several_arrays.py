@@ -164,6 +164,7 @@ def test_release_noise_is_independent_and_of_event_scale(name):
     assert not are_independent(copied)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "module"),
     [
@@ -181,6 +182,7 @@ def test_power_one_key_for_all_arrays(name, module, monkeypatch):
     assert not are_independent(noises(release))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swap", [(0, 2), (1, 2), (2, 1), (2, 0), (1, 0)])
 def test_power_swapped_scales_of_adassp(swap, monkeypatch):
     to, source = swap

@@ -61,6 +61,7 @@ def answers():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "log_winners"), [("LNMax", laplace_log_winners), ("GNMax", gaussian_log_winners)]
 )
@@ -349,6 +350,7 @@ def test_release_takes_fewer_votes_with_abstentions_alone():
     assert found.labels.tolist() == [0, 2]
 
 
+@pytest.mark.slow
 def test_teachers_without_predictions_cast_no_vote_from_training_to_certificate():
     """A NaN in a teacher's parameters reaches the mechanism as an abstention on every query."""
     weights = np.tile(np.eye(3, dtype=np.float32), (9, 1, 1))

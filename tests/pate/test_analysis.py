@@ -61,6 +61,7 @@ def mnist_rows():
     return found.data_independent
 
 
+@pytest.mark.slow
 def test_certificate_of_the_published_setting_has_its_epsilons(mnist_rows):
     """Classical Rényi bound, exact Gaussian composition, and outcomes alone."""
     assert [row.epsilon for row in mnist_rows] == pytest.approx([3.174, 2.543, 2.155], rel=1e-3)
@@ -118,6 +119,7 @@ def test_certificate_marks_what_is_not_publishable(certificate, mnist_rows):
         assert f"{row.epsilon:.3f}" not in certificate.paragraph()
 
 
+@pytest.mark.slow
 def test_certificate_warns_of_a_best_order_at_an_end():
     with pytest.warns(UserWarning, match="the best order, 2001, is at an end"):
         pate.certificate(GNMax(scale=1e4, num_queries=1, **COMMON), 1e-5)
@@ -189,6 +191,7 @@ def test_published_epsilon_of_laplace_noise(released_votes, name, rows, delta, e
     assert both.epsilon < published
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings", "num_queries", "delta", "expected", "answers", "exact", "tight"),
     [

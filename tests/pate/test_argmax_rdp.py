@@ -39,6 +39,7 @@ def exact():
     )
 
 
+@pytest.mark.slow
 def test_argmax_rdp_is_not_exceeded_by_any_histogram(certified, exact):
     assert np.all(exact <= certified)
     # power: histograms come within 2 %, so a sensitivity of 0.98 sqrt(2) is noticed

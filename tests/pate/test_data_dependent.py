@@ -118,6 +118,7 @@ def test_checked_answer_rdp_bounds_checks_of_all_neighbors(count, scale):
                     assert exact <= bound[place] * SLACK + 1e-13
 
 
+@pytest.mark.slow
 def test_checked_answer_rdp_bounds_checks_and_labels_of_all_neighbors():
     """The exact divergence of the pair (passed, label)."""
     scale, settings = 20.0, {"threshold": 100.0, "threshold_scale": 30.0}

@@ -64,6 +64,7 @@ def brute_force(request):
     return values, smooth, distances, exact
 
 
+@pytest.mark.slow
 def test_cost_has_an_upper_bound_on_the_exact_smooth_sensitivity(brute_force):
     _, smooth, _, exact = brute_force
     assert np.all(exact <= smooth * (1 + 1e-12))

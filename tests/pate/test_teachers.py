@@ -106,6 +106,7 @@ def test_train_teachers_depends_neither_on_blocks_nor_on_devices(settings, train
     assert distance(train(**settings), trained) < 1e-4
 
 
+@pytest.mark.slow
 def test_train_teachers_lets_a_record_decide_one_teacher(trained):
     """Replaced by NaN, so that any dependence shows."""
     images = SHARDS[0].at[2, 7].set(jnp.nan)
@@ -118,6 +119,7 @@ def test_train_teachers_lets_a_record_decide_one_teacher(trained):
     assert np.all(np.delete(labels, 2, axis=0) != NO_ANSWER)
 
 
+@pytest.mark.slow
 def test_train_teachers_traces_once_for_all_blocks():
     traced = []
 
@@ -133,6 +135,7 @@ def test_train_teachers_traces_once_for_all_blocks():
     assert counts[0] == counts[1]
 
 
+@pytest.mark.slow
 def test_train_teachers_gives_losses_a_key_of_each_teacher_and_step():
     def noisy(params, batch, key):
         return loss_fn(params, (batch[0] + jax.random.normal(key, batch[0].shape), batch[1]))
@@ -142,6 +145,7 @@ def test_train_teachers_gives_losses_a_key_of_each_teacher_and_step():
     assert distance(found, one_by_one()) > 0.01
 
 
+@pytest.mark.slow
 def test_train_teachers_takes_nnx_plain_and_per_example_losses():
     class Linear(nnx.Module):
         def __init__(self, rngs):
@@ -176,6 +180,7 @@ class Interrupted(Exception):
     """Stands for a crash."""
 
 
+@pytest.mark.slow
 def test_train_teachers_resumes_after_the_last_block(tmp_path, monkeypatch, trained):
     compiled, trained_blocks = teachers.compile_chunk, []
 
@@ -206,6 +211,7 @@ def test_train_teachers_resumes_after_the_last_block(tmp_path, monkeypatch, trai
     assert distance(again, found) == 0.0
 
 
+@pytest.mark.slow
 def test_train_teachers_refuses_checkpoints_of_other_runs(tmp_path):
     settings = {"loss_fn": lambda w, batch: (batch[0].mean((1, 2, 3)) - w) ** 2}
     settings |= {"init_fn": lambda key: jnp.zeros(()), "checkpoint_dir": tmp_path}
@@ -228,6 +234,7 @@ def test_train_teachers_refuses_checkpoints_of_other_runs(tmp_path):
         train(**{**settings, "init_fn": lambda key: jnp.ones(())})
 
 
+@pytest.mark.slow
 def test_predict_labels_are_those_of_each_teacher(trained):
     queries = jax.random.normal(jax.random.key(9), (23, 6, 6, 1))
     expected = [
@@ -272,6 +279,7 @@ def test_predict_labels_refuses(function, num_queries, message, trained):
         predict_labels(function, trained, SHARDS[0][0][:num_queries], progress=False)
 
 
+@pytest.mark.slow
 def test_train_teachers_uses_all_cores_of_a_cpu(monkeypatch):
     """As many blocks at the same time as there are cores, with the settings of the caller."""
     meeting = threading.Barrier(min(os.cpu_count(), TEACHERS), timeout=30)  # none passes alone
@@ -294,6 +302,7 @@ def test_train_teachers_uses_all_cores_of_a_cpu(monkeypatch):
     assert set(dtypes) == {np.dtype("float64")}
 
 
+@pytest.mark.slow
 def test_train_teachers_ends_at_a_failing_block(monkeypatch):
     compiled, calls = teachers.compile_chunk, []
 
@@ -319,6 +328,7 @@ def test_predict_labels_of_other_types(dtype):
     assert labels.tolist() == [[0, 1]] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float64, np.int64])
 def test_train_teachers_on_shards_of_other_types(dtype, trained):
     def loss(params, batch):

@@ -55,6 +55,7 @@ def test_the_setting_that_learns_is_chosen(rehearsal):
     assert np.isnan(rehearsal.errors[:, -1]).sum() >= 3
 
 
+@pytest.mark.slow
 def test_mechanism_and_optimiser_go_into_the_real_run(rehearsal):
     records = mean_world(jax.random.key(77)).records
     result = dpjax.train(
@@ -155,6 +156,7 @@ def test_candidates_are_proposed_around_norms_and_the_best_rate():
     assert rates[clips[0]] > 4 * rates[clips[-1]]
 
 
+@pytest.mark.slow
 def test_the_time_allowed_ends_the_rehearsal():
     short = rehearse_mean(max_seconds=1e-3, num_worlds=8)
     assert not short.is_complete
@@ -176,6 +178,7 @@ def noise_error(result, world):
     return abs(result - clipped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [0.004, 0.02])
 def test_the_needed_epsilon_is_that_of_the_closed_form(target):
     """The mean absolute error of Laplace noise is its scale: 2 b / (n epsilon)."""
@@ -246,6 +249,7 @@ def intervals_of(scale, seed):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_honest_posterior_covers_and_one_of_half_the_variance_is_flagged():
     honest, narrow = intervals_of(1.0, 0), intervals_of(0.5**0.5, 0)
     assert abs(honest.calibration.coverage()["mean"] - 0.9) < 4 * math.sqrt(0.09 / 100)
@@ -262,6 +266,7 @@ def ranks(rng, num_worlds, num_entries, deviation=1.0, shared=0.0, bias=0.0):
     return Calibration({"w": np.sum(draws < truth[:, None], 1).astype(float)}, NUM_DRAWS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_entries", "shared"), [(1, 0.0), (5, 0.0), (5, 0.9)])
 def test_flags_are_rare_for_honest_posteriors_and_sure_for_half_the_variance(num_entries, shared):
     """Of 300 honest ones at most 15 (the issue's 5 %; expected 6), of 100 narrow ones 95 are."""
@@ -335,6 +340,7 @@ def test_bad_arguments_are_named(changes, message):
         rehearse_mean(**changes)
 
 
+@pytest.mark.slow
 def test_runs_that_all_diverge_are_an_error_that_says_so():
     method = Training(lambda w, x: jnp.sum(w * x) / 0.0, jnp.ones(4), optax.sgd)
     with pytest.raises(ValueError, match="finite at some learning rate"):

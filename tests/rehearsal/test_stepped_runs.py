@@ -64,7 +64,7 @@ def mechanism_of(setting):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("optimizer", [optax.adam, optax.sgd])
+@pytest.mark.parametrize("optimizer", [pytest.param(optax.adam, marks=pytest.mark.slow), optax.sgd])
 def test_each_setting_ends_where_train_ends(optimizer):
     method = Training(loss, jnp.zeros(2), optimizer)
     key = jax.random.key(5)
@@ -110,6 +110,7 @@ def test_each_setting_ends_where_dpsvi_ends():
     assert np.ptp(errors) > 1e-2
 
 
+@pytest.mark.slow
 def test_without_privacy_there_is_neither_noise_nor_clipping():
     method = Training(loss, jnp.zeros(2), optax.sgd)
     key = jax.random.key(5)
@@ -134,6 +135,7 @@ def test_without_privacy_there_is_neither_noise_nor_clipping():
     np.testing.assert_allclose(errors[0], steps_of(method).score_of(w, world.fresh), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_trace_is_that_of_the_steps():
     method = Training(loss, jnp.zeros(2), optax.sgd)
     setting = Setting(BATCH, EPOCHS, 0.5, 0.1)
@@ -191,6 +193,7 @@ def test_the_noise_is_that_of_the_real_mechanism():
     )
 
 
+@pytest.mark.slow
 def test_a_step_is_timed_with_its_memory():
     runs = stepped(Training(loss, jnp.zeros(2)))
     seconds, size = runs.step_cost(SETTINGS[0], EPSILON)
@@ -212,6 +215,7 @@ def test_private_noise_is_never_the_same_for_two_real_sums():
         jax.vmap(one)(jnp.ones((3, 2)))
 
 
+@pytest.mark.slow
 def test_worlds_hold_trees_of_any_kind():
     def simulate(key):
         return World((jnp.ones((NUM, 2)), jnp.ones(NUM)), (jnp.ones((5, 2)), jnp.ones(5)))

@@ -55,6 +55,7 @@ def test_the_prior_predictive_draws_the_model_that_it_is_given():
     assert not jnp.array_equal(world.records["y"], other.records["y"])
 
 
+@pytest.mark.slow
 def test_columns_of_one_public_table_keep_their_rows_together():
     def model(a, b, y):
         with numpyro.plate("records", len(y)):
@@ -68,6 +69,7 @@ def test_columns_of_one_public_table_keep_their_rows_together():
     np.testing.assert_allclose(records["b"], 2 * records["a"])
 
 
+@pytest.mark.slow
 def test_an_observed_site_that_the_model_does_not_have_is_named():
     simulate = prior_predictive(
         poisson_model, {"x": np.ones(9), "group": np.zeros(9, int)}, observed=("y",),
@@ -77,6 +79,7 @@ def test_an_observed_site_that_the_model_does_not_have_is_named():
         simulate(jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_public_records_are_never_measured_on_themselves():
     simulate = PublicRecords(jnp.arange(100.0), num_examples=NUM, fresh_share=0.3)
     for seed in range(5):
@@ -163,6 +166,7 @@ def test_the_makers_of_worlds_refuse_it_too(build):
         build()
 
 
+@pytest.mark.slow
 def test_public_arrays_of_another_length_are_taken():
     table = jnp.arange(NUM + 1.0)  # the power of the tests above: one entry more is accepted
     result = rehearse(world=lambda key: World(jax.random.normal(key, (NUM,)) + table[0], table))

@@ -85,6 +85,7 @@ def test_profile_bounds_of_both_pairs_under_add_remove(rate, most, larger):
     assert_bounded(event, largest(pairs, EPSILONS, 2.0), "add_remove", lower=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 def test_profile_bounds_of_poisson(adjacency):
     for rate in RATES:
@@ -123,6 +124,7 @@ def test_profile_bounds_of_shuffled_epochs(adjacency, z):
             assert truth <= upper[eps == EPSILONS][0] + 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "noise", "delta"), [(1.0, 2.0, 1e-5), (0.9, 2.0, 1e-2)])
 def test_power_without_the_larger_neighbour(rate, noise, delta):
     """Accounting for n records alone, as for n and n - 1, is too little under add/remove."""

@@ -69,6 +69,7 @@ def test_fixed_size_subsets_uniform():
     assert uniform_p(skewed, 10) < FALSE_ALARM
 
 
+@pytest.mark.slow
 def test_fixed_size_records_uniform_and_independent():
     counts = drawn(FixedSizeSampling(30, 6), DRAWS)
     assert same_share_p(counts) > FALSE_ALARM

@@ -77,6 +77,7 @@ def test_poisson_draws_independent_coins(physical_batch_size):
     assert violated(PoissonSampling(N, RATE, physical_batch_size=physical_batch_size)) == set()
 
 
+@pytest.mark.slow
 def test_poisson_draws_at_extreme_sizes_and_rates():
     one = drawn(PoissonSampling(1, 0.5), DRAWS)
     assert inclusion_p(one, 0.5) > FALSE_ALARM
@@ -103,6 +104,7 @@ def test_power_other_samplers(broken, seen_by):
     assert seen_by <= violated(broken)
 
 
+@pytest.mark.slow
 def test_power_correlated_records():
     # Two records that share one coin, at the right rate, in an otherwise perfect sampler.
     counts = drawn(POISSON, DRAWS).copy()
@@ -111,6 +113,7 @@ def test_power_correlated_records():
     assert inclusion_p(counts, RATE) > FALSE_ALARM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("physical_batch_size", [1, 4, 50])
 def test_poisson_physical_batches_hold_the_draw(physical_batch_size):
     sampling = PoissonSampling(50, 0.5, physical_batch_size=physical_batch_size)
@@ -126,6 +129,7 @@ def test_poisson_physical_batches_hold_the_draw(physical_batch_size):
         assert 0 <= int(parts.indices.min()) <= int(parts.indices.max()) < 50
 
 
+@pytest.mark.slow
 def test_poisson_draws_independent_of_padding():
     small, large = (
         drawn(PoissonSampling(N, RATE, physical_batch_size=size), 100, seed=3) for size in (2, N)
@@ -186,11 +190,13 @@ def test_records_at_positions(num_records, share):
     assert (found >= 0).all()
 
 
+@pytest.mark.slow
 def test_records_at_last_bits():
     chosen = jnp.zeros(96, bool).at[jnp.array([31, 63, 95])].set(True)
     assert pack(chosen).records_at(jnp.arange(3)).tolist() == [31, 63, 95]
 
 
+@pytest.mark.slow
 def test_records_at_under_vmap():
     chosen = jax.random.bernoulli(jax.random.key(0), 0.3, (5, 70))
     found = jax.vmap(lambda row: pack(row).records_at(jnp.arange(10)))(chosen)
@@ -252,14 +258,17 @@ def usual_inclusion_p(sampling):
     return stats.chi2.sf(statistic * (OVERFULL - 1) / OVERFULL, OVERFULL - 1)
 
 
+@pytest.mark.slow
 def test_overfull_draw_norms_of_a_random_subset():
     assert usual_inclusion_p(Everyone(OVERFULL, RARE, physical_batch_size=4)) > FALSE_ALARM
 
 
+@pytest.mark.slow
 def test_power_overfull_draw_in_data_order():
     assert usual_inclusion_p(InDataOrder(OVERFULL, RARE, physical_batch_size=4)) < FALSE_ALARM
 
 
+@pytest.mark.slow
 def test_split_randomly_uniform():
     chosen = pack(jnp.zeros(70, bool).at[jnp.array([3, 31, 32, 64, 69])].set(True))
     keys = jax.random.split(jax.random.key(0), 5_000)
@@ -275,6 +284,7 @@ def test_split_randomly_uniform():
     assert int(nothing.size) == 0
 
 
+@pytest.mark.slow
 def test_draw_bits_of_the_second_key():
     """The random subset has a third key, which leaves the first two as they were."""
     key = jax.random.key(3)

@@ -35,6 +35,7 @@ def kinds(tree):
     return jax.tree.map(lambda leaf: (jnp.shape(leaf), leaf.dtype), tree)
 
 
+@pytest.mark.slow
 @each_sampler
 def test_draw_traced_once(sampling):
     traces = []
@@ -69,7 +70,11 @@ def test_state_dtypes(sampling, x64):
     assert (counts.sum(axis=1) > 0).any()
 
 
-@each_sampler
+@pytest.mark.parametrize(
+    "sampling",
+    [SAMPLERS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in SAMPLERS[1:])],
+    ids=lambda s: type(s).__name__,
+)
 def test_members_at_of_the_whole_draw(sampling):
     """By records of any order, and places without a record, over several draws."""
     order = np.random.default_rng(0).permutation(sampling.num_examples)
@@ -103,6 +108,7 @@ def test_num_static_batches_hold_nearly_every_draw(sampling):
     assert (sizes <= sampling.num_static_batches * sampling.physical_batch_size).mean() > 0.99
 
 
+@pytest.mark.slow
 @each_sampler
 def test_expected_batch_size_is_the_mean(sampling):
     if isinstance(sampling, TruncatedPoissonSampling):
@@ -178,6 +184,7 @@ CORNERS = [
 DELTA = 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", CORNERS, ids=repr)
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 def test_epsilon_of_extreme_settings(sampling, adjacency):

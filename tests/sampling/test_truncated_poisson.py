@@ -100,6 +100,7 @@ def test_truncated_batch_holds_the_draw():
         assert not parts.mask[1:].any()
 
 
+@pytest.mark.slow
 def test_truncated_rates_at_the_ends():
     assert (drawn(TruncatedPoissonSampling(N, 1.0, truncated_batch_size=N), 20) == 1).all()
     assert (

@@ -147,6 +147,7 @@ def test_sgld_drift_is_the_gradient_of_the_potential_over_n():
         tiny.update(summed, tiny.init(params))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [sgld, sghmc])
 def test_drift_and_noise_of_a_step_have_its_step_size(kind):
     """With a step size that halves; one of another step is off by a factor of 2, and of 1.4.
@@ -185,6 +186,7 @@ def test_sghmc_keeps_its_velocity():
         np.testing.assert_allclose(updates, velocity, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [SGLD, SGHMC, PSGLD])
 def test_transformations_keep_dtypes_and_compile_once(kind):
     optimizer = transformation(kind, PolynomialDecay(ETA))
@@ -198,6 +200,7 @@ def test_transformations_keep_dtypes_and_compile_once(kind):
     assert jax.tree.structure(optax.apply_updates(params, updates)) == jax.tree.structure(params)
 
 
+@pytest.mark.slow
 def test_sgld_draws_no_noise_twice():
     optimizer = transformation(SGLD)
     zeros, draws = jnp.zeros(4), []

@@ -119,6 +119,7 @@ def test_clipped_log_likelihood_of_half_precision_is_single():
     np.testing.assert_array_equal(each, np.float32(-1.01))
 
 
+@pytest.mark.slow
 def test_clipped_log_likelihood_of_nan_is_the_lower_bound():
     one, records = mechanism(low=-0.5, high=0.25), jnp.array([0.2, 0.7, -1.0])
 
@@ -207,6 +208,7 @@ def away(coin):
     return np.abs(errors / np.sqrt(THROWS * chance * (1 - chance))).max()
 
 
+@pytest.mark.slow
 def test_bernoulli_exp_has_small_probabilities():
     assert away(samplers.bernoulli_exp) < 5
 

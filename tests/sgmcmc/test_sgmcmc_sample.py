@@ -164,6 +164,7 @@ def test_private_chains_have_other_keys_than_starting_points():
     assert of_chains == of_chains & (split_off(parents[0]) | split_off(parents[1]))
 
 
+@pytest.mark.slow
 def test_sample_keeps_no_state_before_its_key_is_in_a_checkpoint(tmp_path, monkeypatch):
     events, write = [], SampleStore.write
     monkeypatch.setattr(
@@ -246,6 +247,7 @@ MORE_STEPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chain", MORE_STEPS)
 def test_sample_continues_a_finished_run_with_more_steps(chain, tmp_path):
     options = {"burn_in": 2, "thinning": 2}
@@ -263,6 +265,7 @@ def test_sample_continues_a_finished_run_with_more_steps(chain, tmp_path):
         run(chain.first_steps(8), checkpoint_dir=tmp_path, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [{"burn_in": 4}, {"thinning": 1}, {"step_size": 0.2}, {"min_noise_multiplier": 9.0}],
@@ -367,6 +370,7 @@ class Crowded(PoissonSampling):
         return 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampling", "batches"),
     [

@@ -87,6 +87,7 @@ def test_train_resumes_to_the_same_result(copy_of_six_done, straight):
     assert resumed.certificate(DELTA) == straight.certificate(DELTA)
 
 
+@pytest.mark.slow
 def test_train_returns_a_finished_run_again(tmp_path):
     first = run(tmp_path)
     again = run(tmp_path, on_report=crash_at(0))
@@ -206,6 +207,7 @@ DIFFERENCES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", DIFFERENCES)
 @jax.numpy_dtype_promotion("standard")
 def test_train_names_what_differs_from_the_checkpoint(case, copy_of_six_done):
@@ -214,6 +216,7 @@ def test_train_names_what_differs_from_the_checkpoint(case, copy_of_six_done):
         run(copy_of_six_done, **changed)
 
 
+@pytest.mark.slow
 def test_train_names_the_steps_of_epochs(tmp_path):
     plan = partial(
         dpjax.dpsgd, num_examples=30, batch_size=10, epsilon=5.0, delta=DELTA, adjacency="zero_out"
@@ -226,6 +229,7 @@ def test_train_names_the_steps_of_epochs(tmp_path):
         run(tmp_path, plan(epochs=1))
 
 
+@pytest.mark.slow
 def test_folder_without_description_is_resumed_and_refused(copy_of_six_done, straight):
     """As folders from before descriptions were stored."""
     for path in copy_of_six_done.glob("*/identity/metadata"):
@@ -292,6 +296,7 @@ def test_train_continues_an_interrupted_run_with_more_steps(tmp_path, straight):
     chex.assert_trees_all_equal(run(folder).params, straight.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
@@ -365,6 +370,7 @@ def released_noises(results):
     return np.diff(params, axis=0).ravel()
 
 
+@pytest.mark.slow
 def test_continued_run_uses_each_noise_once(tmp_path):
     def zero_loss(params, example):
         return 0.0 * loss(params, example)
@@ -513,6 +519,7 @@ def test_train_names_a_damaged_checkpoint(how, item, copy_of_six_done):
         run(copy_of_six_done)
 
 
+@pytest.mark.slow
 def test_train_resumes_from_the_checkpoint_before_a_damaged_one(copy_of_six_done, straight):
     shutil.rmtree(copy_of_six_done / "6")
     reports = []
@@ -521,6 +528,7 @@ def test_train_resumes_from_the_checkpoint_before_a_damaged_one(copy_of_six_done
     chex.assert_trees_all_equal(resumed.params, straight.params)
 
 
+@pytest.mark.slow
 def test_train_ignores_a_checkpoint_that_is_half_written(copy_of_six_done, straight):
     unfinished = copy_of_six_done / "9.orbax-checkpoint-tmp"
     shutil.copytree(copy_of_six_done / "6", unfinished)
@@ -528,6 +536,7 @@ def test_train_ignores_a_checkpoint_that_is_half_written(copy_of_six_done, strai
     chex.assert_trees_all_equal(resumed.params, straight.params)
 
 
+@pytest.mark.slow
 def test_checkpoint_store_keeps_the_newest_two(tmp_path):
     run(tmp_path)
     assert steps_in(tmp_path) == ["12", "9"]
@@ -537,6 +546,7 @@ def mode(path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
+@pytest.mark.slow
 def test_checkpoint_store_is_readable_by_its_owner_alone(six_done, tmp_path):
     assert mode(six_done) == 0o700
     open_folder = tmp_path / "open"
@@ -566,6 +576,7 @@ def files_of_at_most(num_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.slow
 def test_train_names_a_full_disk_and_loses_nothing(copy_of_six_done, straight):
     reported = []
     words = (
@@ -578,6 +589,7 @@ def test_train_names_a_full_disk_and_loses_nothing(copy_of_six_done, straight):
     chex.assert_trees_all_equal(resumed.params, straight.params)
 
 
+@pytest.mark.slow
 def test_train_reports_after_the_checkpoint_is_on_disk(tmp_path):
     def on_report(report):
         newest = tmp_path / str(report.num_releases)
@@ -665,6 +677,7 @@ def _crashing(save, fails_at):
     return save_or_crash
 
 
+@pytest.mark.slow
 def test_train_applies_no_noise_to_two_sums(tmp_path, monkeypatch):
     applied = recording(monkeypatch)
     run_until_done(tmp_path, monkeypatch, save_fails_at=(3, 9))

@@ -135,6 +135,7 @@ def test_loops_keep_the_last_info_of_so_many_steps(loop, every):
     assert kept == list(range(every - 1, 15, every))
 
 
+@pytest.mark.slow
 @on_cpu
 @pytest.mark.parametrize("loss", [dense_loss, conv_loss])
 def test_compile_chunk_takes_the_faster_loop(loss, monkeypatch):

@@ -78,6 +78,7 @@ def test_loss_keys_differ_between_slots_of_all_physical_batches(physical_batch_s
     assert len({mask.tobytes() for mask in masks}) == N
 
 
+@pytest.mark.slow
 def test_power_one_key_for_a_step_gives_every_example_one_mask():
     fixed = jax.random.key(1)
     loss = lambda params, example, key: dropout_loss(params, example, fixed)  # noqa: E731
@@ -99,6 +100,7 @@ def keys_of_a_run(step, state, data=DATA):
     return keys
 
 
+@pytest.mark.slow
 def test_loss_keys_are_none_of_the_noise_or_the_sampler():
     step, state = started(POISSON)
     keys = keys_of_a_run(step, state)

@@ -82,13 +82,16 @@ def step_by_hand(described, state) -> dict[str, np.ndarray]:
 assert_close = partial(chex.assert_trees_all_close, rtol=1e-5, atol=1e-6)
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     ("sampling", "microbatch_size"),
     [
         (PoissonSampling(N, 0.4, physical_batch_size=4), None),
-        (TruncatedPoissonSampling(N, 0.5, truncated_batch_size=5), 2),
+        pytest.param(TruncatedPoissonSampling(N, 0.5, truncated_batch_size=5), 2, marks=SLOW),
         (FixedSizeSampling(N, 5), None),
-        (ShuffledEpochs(N, 6), 4),
+        pytest.param(ShuffledEpochs(N, 6), 4, marks=SLOW),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -103,6 +106,7 @@ def test_private_step_is_the_step_written_by_hand(sampling, microbatch_size):
         assert int(info.batch_size) == len(drawn)
 
 
+@pytest.mark.slow
 def test_power_another_clip_bound_differs_from_the_step_by_hand():
     described = mechanism(FixedSizeSampling(N, 5), l2_clip=2 * CLIP, noise_multiplier=0.75)
     step = sgd_step(described)
@@ -164,6 +168,7 @@ def test_private_step_does_not_depend_on_physical_batch_size(physical_batch_size
     assert int(info.batch_size) > sampling.num_static_batches * size or physical_batch_size == 20
 
 
+@pytest.mark.slow
 def test_private_step_loops_over_many_small_physical_batches():
     def size_of_program(physical_batch_size):
         sampling = PoissonSampling(1000, 0.2, physical_batch_size=physical_batch_size)
@@ -174,6 +179,7 @@ def test_private_step_loops_over_many_small_physical_batches():
     assert size_of_program(1) < 1.5 * size_of_program(0)
 
 
+@pytest.mark.slow
 def test_step_info_has_norms_and_losses_of_the_draw():
     sampling = PoissonSampling(N, 0.4, physical_batch_size=4)
     step = sgd_step(mechanism(sampling))
@@ -187,7 +193,8 @@ def test_step_info_has_norms_and_losses_of_the_draw():
     np.testing.assert_allclose(info.loss_sum, (residuals[records] ** 2 / 2).sum(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.slow
+@pytest.mark.parametrize("bad", [pytest.param(np.nan, marks=SLOW), np.inf])
 def test_private_step_leaves_out_and_counts_nonfinite_records(bad):
     x, y = (array.copy() for array in DATA)
     x[5] = bad
@@ -205,6 +212,7 @@ def test_private_step_leaves_out_and_counts_nonfinite_records(bad):
     assert np.isfinite(info.loss_sum)
 
 
+@pytest.mark.slow
 def test_private_step_counts_releases_and_gives_nan_past_the_last():
     step = sgd_step(mechanism(PoissonSampling(N, 0.4)))
     update, state = jax.jit(step.update), step.init(PARAMS)
@@ -216,6 +224,7 @@ def test_private_step_counts_releases_and_gives_nan_past_the_last():
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(state.params))
 
 
+@pytest.mark.slow
 def test_private_step_traces_once_and_init_copies():
     step = sgd_step(mechanism(PoissonSampling(N, 0.4)))
     update = jax.jit(step.update, donate_argnums=0)

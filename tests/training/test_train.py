@@ -47,10 +47,12 @@ def test_train_does_not_depend_on_steps_per_call():
     assert all((other == results[0]).all() for other in results)
 
 
+@pytest.mark.slow
 def test_train_depends_on_the_key():
     assert (run().params["w"] != run(key=jax.random.key(1)).params["w"]).any()
 
 
+@pytest.mark.slow
 def test_train_leaves_parameters_and_data_of_the_caller_alone():
     params, data = {"w": jnp.zeros(3)}, jax.device_put(DATA)
     first, second = (run(params=params, data=data) for _ in range(2))
@@ -59,6 +61,7 @@ def test_train_leaves_parameters_and_data_of_the_caller_alone():
     assert (first.params["w"] == second.params["w"]).all()
 
 
+@pytest.mark.slow
 def test_train_takes_optimizers_whose_state_is_the_parameters():
     # Their state holds one buffer twice, which may not be donated twice.
     with jax.numpy_dtype_promotion("standard"):
@@ -116,6 +119,7 @@ def test_train_returns_the_tree_of_the_parameters(model):
         assert (trained != before).any()
 
 
+@pytest.mark.slow
 def test_train_reports_after_each_call():
     reports = []
     result = run(on_report=reports.append)
@@ -130,6 +134,7 @@ def test_train_reports_after_each_call():
     assert (reports[0].params["w"] != reports[1].params["w"]).any()
 
 
+@pytest.mark.slow
 def test_train_ends_with_an_error_of_on_report():
     def fail(report):
         raise RuntimeError("no more")
@@ -138,6 +143,7 @@ def test_train_ends_with_an_error_of_on_report():
         run(on_report=fail)
 
 
+@pytest.mark.slow
 def test_train_shows_steps_alone(capsys):
     run(progress=True)
     shown = capsys.readouterr()
@@ -149,7 +155,9 @@ def test_train_shows_steps_alone(capsys):
 
 
 @pytest.mark.parametrize(
-    "sampling", [PoissonSampling(40, 0.25), ShuffledEpochs(40, 15)], ids=["poisson", "shuffled"]
+    "sampling",
+    [PoissonSampling(40, 0.25), pytest.param(ShuffledEpochs(40, 15), marks=pytest.mark.slow)],
+    ids=["poisson", "shuffled"],
 )
 def test_train_stops_before_the_release_that_exceeds_its_budget(sampling):
     mechanism = gaussian_mechanism(
@@ -166,6 +174,7 @@ def test_train_stops_before_the_release_that_exceeds_its_budget(sampling):
     assert (result.params["w"] == whole[0].params["w"]).all()
 
 
+@pytest.mark.slow
 def test_train_refuses_a_budget_below_one_release():
     first = MECHANISM.first_steps(1).certificate(DELTA).epsilon
     with pytest.raises(ValueError, match="budget must admit at least one release") as refused:
@@ -175,6 +184,7 @@ def test_train_refuses_a_budget_below_one_release():
         run(budget=Budget(1.0, 0.0))
 
 
+@pytest.mark.slow
 def test_certificate_of_a_seeded_run_names_the_seed():
     seeded, secret = run(), run(key=dpjax.release_key())
     assert seeded.seeded

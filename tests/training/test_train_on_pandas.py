@@ -32,12 +32,16 @@ def trained(data):
     ).params
 
 
-@pytest.mark.parametrize("as_data", [lambda x, y: (x, y), lambda x, y: {"x": x, "y": y}])
+@pytest.mark.parametrize(
+    "as_data",
+    [lambda x, y: (x, y), pytest.param(lambda x, y: {"x": x, "y": y}, marks=pytest.mark.slow)],
+)
 def test_train_on_frames_is_train_on_their_arrays(as_data):
     found = trained(as_data(FRAME, LABELS))
     np.testing.assert_array_equal(found, trained(as_data(FRAME.to_numpy(), LABELS.to_numpy())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [False, True])
 def test_train_on_nullable_columns_is_train_on_their_numbers(missing):
     """Missing numbers are NaN."""
@@ -65,6 +69,7 @@ def sampled(data):
     return sample(key, log_likelihood, None, start, data, mechanism=chain, progress=False).samples
 
 
+@pytest.mark.slow
 def test_sample_on_frames_is_sample_on_their_arrays():
     found = sampled((FRAME, LABELS))
     np.testing.assert_array_equal(found, sampled((FRAME.to_numpy(), LABELS.to_numpy())))

@@ -46,12 +46,14 @@ def threaded(aggregate, count, updates):
 
 
 class TestLikeOptax:
+    @pytest.mark.slow
     def test_mean_gradient_without_noise(self):
         aggregate = differentially_private_aggregate(1e9, 0.0, key=0)
         for i, mean in enumerate(threaded(aggregate, 3, random_examples)):
             expected = jax.tree.map(lambda leaf: leaf.mean(0), random_examples(i))
             chex.assert_trees_all_close(mean, expected, rtol=1e-5, atol=1e-7)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("l2_norm_clip", [0.5, 10.0, 20.0, 40.0, 80.0])
     def test_clipping_by_the_norm_of_all_leaves(self, l2_norm_clip):
         entries = sum(leaf.size for leaf in jax.tree.leaves(PARAMS))  # 9, so norms are 3 i
@@ -62,6 +64,7 @@ class TestLikeOptax:
         for mean in threaded(aggregate, 3, lambda i: filled()):
             chex.assert_trees_all_close(mean, expected, rtol=3e-6)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("l2_norm_clip", [0.5, 3.0, 80.0])
     @pytest.mark.parametrize("noise_multiplier", [0.5, 4.0])
     def test_noise_scale(self, l2_norm_clip, noise_multiplier):

@@ -54,6 +54,7 @@ def descend(optimizer, steps, params=None):
 
 
 class TestConvergence:
+    @pytest.mark.slow
     @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
     def test_noisy_optimizer_reaches_the_optimum_without_noise(self, optimizer):
         build, rate = {"sgd": (noisy_sgd, 0.3), "adam": (noisy_adam, 0.1)}[optimizer]
@@ -110,6 +111,7 @@ class TestConvergence:
         assert np.max(np.abs(updates)) < 1e-6
 
 
+@pytest.mark.slow
 def test_noisy_sgd_divisor():
     optimizer = make(noisy_sgd, 1.0, 1e6, 0.0, 10)
     state = optimizer.init(jnp.zeros(2))
@@ -193,6 +195,7 @@ class TestInjectHyperparams:
         ),
     }
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("static_args", [(), ("key",)], ids=["", "static key"])
     @pytest.mark.parametrize("name", FACTORIES)
     def test_inject_hyperparams_numbers(self, name, static_args):
@@ -214,6 +217,7 @@ class TestInjectHyperparams:
         updates, _ = optimizer.update(examples(jnp.zeros(2)), state, jnp.zeros(2))
         np.testing.assert_allclose(updates, CENTRES.sum(0), rtol=1e-6)
 
+    @pytest.mark.slow
     def test_inject_hyperparams_schedule(self):
         make = optax.inject_hyperparams(add_gaussian_noise, static_args="key")
         noise = make(
@@ -246,6 +250,7 @@ class TestInjectHyperparams:
         assert set(state.hyperparams) == {"learning_rate"}
         np.testing.assert_allclose(second, 2 * first, rtol=1e-6)
 
+    @pytest.mark.slow
     def test_inject_hyperparams_half_precision(self):
         make = optax.inject_hyperparams(
             add_gaussian_noise, static_args="key", hyperparam_dtype=jnp.float32

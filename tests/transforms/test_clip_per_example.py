@@ -43,6 +43,7 @@ def test_clip_per_example_nonfinite(broken):
     np.testing.assert_array_equal(clipped["b"], 2)
 
 
+@pytest.mark.slow
 def test_clip_per_example_empty_batch():
     clipped = update(1.0, jax.tree.map(lambda leaf: jnp.zeros((0, *leaf.shape)), PARAMS), PARAMS)
     chex.assert_trees_all_equal(clipped, jax.tree.map(jnp.zeros_like, PARAMS))

@@ -41,6 +41,7 @@ def assert_scaled(tree, other, factor):
 
 
 class TestScale:
+    @pytest.mark.slow
     def test_add_gaussian_noise_of_zero(self):
         updates = {"w": jnp.arange(6.0).reshape(3, 2), "b": jnp.ones(2)}
         (output,), _ = releases(gaussian(0.0), 1, updates)
@@ -360,6 +361,7 @@ class TestUnderVmap:
             ):
                 function(self.updates("sum"), noise.init(PARAMS))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("program", PROGRAMS)
     def test_one_state_each(self, program):
         noise = TRANSFORMATIONS["add_gaussian_noise"](KEY)
@@ -369,6 +371,7 @@ class TestUnderVmap:
         output, _ = jax.vmap(PROGRAMS[program](noise.update))(self.updates("sum"), states)
         assert len(np.unique(output["b"])) == output["b"].size
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", TRANSFORMATIONS)
     @pytest.mark.parametrize("inner", [0, None], ids=["inner", "outer"])
     def test_one_state_along_an_axis_refused(self, name, inner):

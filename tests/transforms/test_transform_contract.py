@@ -102,6 +102,7 @@ def test_update_in_a_scan(case, transformation, compiled):
     assert_close(scanned, looped)
 
 
+@pytest.mark.slow
 def test_update_half_precision(case, transformation, compiled):
     """The values are those of single precision, rounded once more."""
     params = params_of(jnp.bfloat16)
@@ -123,6 +124,7 @@ def test_update_double_precision(case, transformation):
     assert {leaf.dtype for leaf in jax.tree.leaves(moved)} == {np.dtype(float)}
 
 
+@pytest.mark.slow
 def test_update_first_in_a_chain(case, transformation, compiled):
     rest = optax.chain(optax.scale(-0.5), optax.trace(decay=0.9))
     chain = optax.chain(optax.named_chain(("private", transformation), ("rest", rest)))

@@ -73,6 +73,7 @@ def test_chi_square_profiles_are_integrals_of_densities(degrees, shift, epsilon)
     assert curve.delta(epsilon) != pytest.approx(backward, rel=1e-3, abs=0) or epsilon == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("degrees", "shift"), CASES)
 def test_chi_square_profile_and_curve_agree(degrees, shift):
     curve = ChiSquare(degrees, shift)

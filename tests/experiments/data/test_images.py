@@ -234,6 +234,7 @@ def use_sizes(monkeypatch: pytest.MonkeyPatch, name: str, sizes: tuple[int, int]
     monkeypatch.setitem(DATA_SETS, name, replace(data_set, tfds=tfds))
 
 
+@pytest.mark.slow
 def test_load_data_prefers_a_prepared_copy_to_the_host(
     places: Any, put: Any, prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +331,7 @@ def test_prepared_records_are_those_of_the_raw_files(
     assert (found.name, found.source, found.is_stand_in) == (name, "TFDS copy 1.0.0", False)
 
 
+@pytest.mark.slow
 def test_real_mnist(real: Any) -> None:
     found = real("mnist", "train-images-idx3-ubyte.gz")
     assert (found.train.x.shape, found.test.x.shape) == ((60_000, 28, 28, 1), (10_000, 28, 28, 1))
@@ -343,6 +345,7 @@ def test_real_mnist(real: Any) -> None:
     assert found.test.y[:5].tolist() == [7, 2, 1, 0, 4]
 
 
+@pytest.mark.slow
 def test_real_fashion_mnist(real: Any) -> None:
     found = real("fashion_mnist", "fashion_mnist.npz")
     assert found.train.x.shape == (60_000, 28, 28, 1)
@@ -353,6 +356,7 @@ def test_real_fashion_mnist(real: Any) -> None:
     assert len(np.unique(found.train.y[:100])) == 10
 
 
+@pytest.mark.slow
 def test_real_cifar10(real_file: Any) -> None:
     arrays = np.load(real_file("cifar10", "cifar10_jpeg.npz"))
     test = split_of_jpegs(arrays, "test")
@@ -364,6 +368,7 @@ def test_real_cifar10(real_file: Any) -> None:
     assert len(arrays["train_offsets"]) == 50_001
 
 
+@pytest.mark.slow
 def test_real_faces_are_upright_and_of_one_person_each(real: Any) -> None:
     found = real("olivetti_faces", "olivettifaces.mat")
     assert (found.train.x.shape, found.test.x.shape) == ((280, 64, 64, 1), (120, 64, 64, 1))
@@ -379,6 +384,7 @@ def test_real_faces_are_upright_and_of_one_person_each(real: Any) -> None:
     assert (found.train.y[nearest] == found.test.y).mean() > 0.8
 
 
+@pytest.mark.slow
 def test_real_svhn(real: Any) -> None:
     found = real("svhn", "svhn_test_first10000_rgb.npz")
     assert (found.train.x.shape, found.test.x.shape) == ((8_000, 32, 32, 3), (2_000, 32, 32, 3))

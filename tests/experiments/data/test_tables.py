@@ -209,6 +209,7 @@ def test_gdsc_matches_cell_lines_with_responses(places: Any, put: Any) -> None:
     assert np.isfinite(stand_in.train.y).all()
 
 
+@pytest.mark.slow
 def test_real_adult(real: Any) -> None:
     found = real("adult", "a9a.t")
     assert (found.train.x.shape, found.test.x.shape) == ((32_561, 123), (16_281, 123))

@@ -41,6 +41,7 @@ def all_violations(monkeypatch, folder, num_rounds=NUM_ROUNDS, **broken):
     return found, kills, results
 
 
+@pytest.mark.slow
 def test_round_under_random_kills_has_no_violation(monkeypatch, tmp_path):
     found, kills, results = all_violations(monkeypatch, tmp_path)
     assert found == set()
@@ -73,6 +74,7 @@ def redrawn_messages(plan, holder, statistic, journal):
     return holder_module.holder_messages(plan, holder, statistic)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "expected"),
     [
@@ -103,6 +105,7 @@ def test_power_shares_without_masks_are_found(monkeypatch, tmp_path):
     assert "an unmasked sum left a holder" in found
 
 
+@pytest.mark.slow
 def test_power_nodes_that_open_any_set_are_found(monkeypatch, tmp_path):
     monkeypatch.setattr(Parties, "least_holders", 1)
     found, _, _ = all_violations(monkeypatch, tmp_path, num_rounds=20)

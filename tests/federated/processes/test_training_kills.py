@@ -71,6 +71,7 @@ def one_kill(**broken):
     return simulate
 
 
+@pytest.mark.slow
 def test_training_survives_a_kill_at_any_message(monkeypatch, tmp_path):
     """Of every kind, before and after it is sent and answered, and at calls of writes to disk."""
     found, names = kill_at_each_point(monkeypatch, tmp_path, one_kill(), most=4)
@@ -88,6 +89,7 @@ def simulate(monkeypatch, folder, seed, num_steps):
     return TrainingSimulation(plan, folder / str(seed), rng, points, lost=lost).run(monkeypatch)
 
 
+@pytest.mark.slow
 def test_training_of_fifty_rounds_survives_random_kills(monkeypatch, tmp_path):
     results = []
     for seed in range(6):
@@ -133,6 +135,7 @@ def redrawn_messages(plan, holder, statistic, journal, **options):
     return holder_module.holder_messages(plan, holder, statistic(), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "expected"),
     [
@@ -145,6 +148,7 @@ def test_power_broken_party_of_a_training_is_found(monkeypatch, tmp_path, broken
     assert expected in found
 
 
+@pytest.mark.slow
 def test_power_noise_drawn_twice_in_a_round_is_found(monkeypatch, tmp_path):
     monkeypatch.setattr(holder_module, "journalled_messages", redrawn_messages)
     found, _ = kill_at_each_point(monkeypatch, tmp_path, one_kill(), most=2)
@@ -152,6 +156,7 @@ def test_power_noise_drawn_twice_in_a_round_is_found(monkeypatch, tmp_path):
     assert "shares left a holder whose journal has the budget unspent" in found
 
 
+@pytest.mark.slow
 def test_power_shares_at_other_parameters_are_found(monkeypatch, tmp_path):
     """An analyst whose parameters change when its process is killed, and nodes that take them."""
     monkeypatch.setattr(Node, "_begin", _takes_any_parameters)

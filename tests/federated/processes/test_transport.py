@@ -349,6 +349,7 @@ def calls_without_a_body(address, party, *, connections, calls):
         yield opened
 
 
+@pytest.mark.slow
 def test_serve_limits_open_calls_of_one_holder(keys, network):
     """80 of them, and a share of another holder; then its own again."""
     shares = {holder: holder_messages(PLAN, holder, SUMS[holder])[0] for holder in (0, 1)}
@@ -398,6 +399,7 @@ def forward(listener, port):
                 threading.Thread(target=copy_slowly, args=pair, daemon=True).start()
 
 
+@pytest.mark.slow
 def test_channels_wait_for_a_slow_connection(keys):
     """Each piece of the handshake takes 0.2 seconds, as between continents."""
     with (
