@@ -1,6 +1,7 @@
 """A zoo of losses on which every way to a clipped sum must agree: ``ZOO`` names their builders."""
 
 import inspect
+from types import ModuleType
 
 import jax
 import jaxlib.version
@@ -8,16 +9,37 @@ import jaxlib.version
 from helpers import zoo_dense, zoo_loops, zoo_models, zoo_networks, zoo_programs
 from helpers.zoo_case import BATCH, Builder, Case, Draw, floats, poisoned
 
-__all__ = ["BATCH", "ZOO", "Case", "Draw", "build", "compiler_options", "floats", "poisoned"]
+__all__ = [
+    "BATCH",
+    "ZOO",
+    "Case",
+    "Draw",
+    "build",
+    "compiler_options",
+    "floats",
+    "names_of",
+    "poisoned",
+]
 
 _MODULES = (zoo_dense, zoo_programs, zoo_loops, zoo_networks, zoo_models)
 
+
+def _builders(module: ModuleType) -> dict[str, Builder]:
+    return {
+        name: builder
+        for name, builder in inspect.getmembers(module, inspect.isfunction)
+        if inspect.signature(builder).return_annotation is Case
+    }
+
+
 ZOO: dict[str, Builder] = {
-    name: builder
-    for module in _MODULES
-    for name, builder in inspect.getmembers(module, inspect.isfunction)
-    if inspect.signature(builder).return_annotation is Case
+    name: builder for module in _MODULES for name, builder in _builders(module).items()
 }
+
+
+def names_of(*modules: ModuleType) -> list[str]:
+    """The names of the entries that are built in these modules."""
+    return [name for module in modules for name in _builders(module)]
 
 
 def build(name: str, dtype: object, seed: int = 0) -> Case:

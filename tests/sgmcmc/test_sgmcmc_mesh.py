@@ -37,15 +37,14 @@ def run(kind, batches, sharding=None, split=False, folder=None, data=DATA):
     ).samples  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "batches", "sharding", "split"),
     [
         (SGLD, "own", TWO_BY_FOUR, True),
-        pytest.param(SGLD, "shared", EIGHT, False, marks=pytest.mark.slow),
-        pytest.param(SGHMC, "own", EIGHT, True, marks=pytest.mark.slow),
-        pytest.param(SGHMC, "shared", TWO_BY_FOUR, False, marks=pytest.mark.slow),
-        pytest.param(PSGLD, "own", TWO_BY_FOUR, True, marks=pytest.mark.slow),
-        pytest.param(PSGLD, "shared", EIGHT, True, marks=pytest.mark.slow),
+        (SGLD, "shared", EIGHT, False),
+        (SGHMC, "own", EIGHT, True),
+        (PSGLD, "shared", TWO_BY_FOUR, True),
     ],
 )
 def test_sample_on_a_mesh_is_that_of_one_device(kind, batches, sharding, split):

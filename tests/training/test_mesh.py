@@ -1,5 +1,6 @@
 """A private step on a mesh is that of one device: the same draw, the same noise, the same sum."""
 
+import functools
 import shutil
 
 import chex
@@ -40,7 +41,7 @@ SLOW = pytest.mark.slow
 SOME = [pytest.param(n, marks=() if n in ("8", "8 explicit") else SLOW) for n in SHARDINGS]
 OTHER_SAMPLERS = [pytest.param(name, marks=SLOW) for name in SAMPLERS if name != "poisson"]
 NOISE_MESHES = [
-    pytest.param(name, marks=() if name in ("8", "2x4") else SLOW)
+    pytest.param(name, marks=() if name == "8" else SLOW)
     for name in SHARDINGS
     if name != "8 explicit"
 ]
@@ -62,6 +63,7 @@ def test_private_step_on_a_mesh_is_that_of_one_device(name):
     assert found[1].norms.sharding.is_equivalent_to(rows, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["2x4", *(pytest.param(name, marks=SLOW) for name in ("4", "fully sharded"))]
 )
@@ -89,13 +91,16 @@ def no_gradient(params, example):
     return 0.0 * jnp.sum(params["out"])
 
 
+@functools.cache
+def noise_on(name):
+    state, _ = run(name and SHARDINGS[name], optimizer="sgd", loss=no_gradient)
+    return state.params
+
+
 @pytest.mark.parametrize("name", NOISE_MESHES)
 def test_noise_is_equal_bit_for_bit_on_every_mesh(name):
     """Sums of zeros have no rounding: what is left is the noise."""
-    options = {"optimizer": "sgd", "loss": no_gradient}
-    expected, _ = run(**options)
-    found, _ = run(SHARDINGS[name], **options)
-    chex.assert_trees_all_equal(found.params, expected.params)
+    chex.assert_trees_all_equal(noise_on(name), noise_on(None))
 
 
 def scaled_noise(multiplier):
@@ -110,6 +115,7 @@ def scaled_noise(multiplier):
     return float(state.params.std()) * described.sampling.expected_batch_size / multiplier
 
 
+@pytest.mark.slow
 def test_noise_is_added_once():
     """Twenty thousand draws: six standard errors are 3 %, a false alarm below 1e-8."""
     assert abs(scaled_noise(2.0) - 1) < 0.03
@@ -131,6 +137,7 @@ def local_sum(self, summed, specs):
     return summed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", [mean_over_shards, noise_per_shard, local_sum])
 def test_power_wrong_sums_over_devices(bug, monkeypatch):
     monkeypatch.setattr(MeshSharding, "sum_over_shards", bug)
@@ -138,11 +145,13 @@ def test_power_wrong_sums_over_devices(bug, monkeypatch):
         assert_same(run(SHARDINGS["8"]), on_one_device())
 
 
+@pytest.mark.slow
 def test_power_noise_per_shard_has_another_scale(monkeypatch):
     monkeypatch.setattr(MeshSharding, "sum_over_shards", noise_per_shard)
     assert abs(scaled_noise(2.0) - 1) > 0.03
 
 
+@pytest.mark.slow
 def test_power_norms_of_a_part_of_the_parameters(monkeypatch):
     def local_norms(leaf):
         return whole(leaf[:, : leaf.shape[1] // 4])
@@ -158,6 +167,7 @@ def test_power_norms_of_a_part_of_the_parameters(monkeypatch):
         assert_same((state, info), expected)
 
 
+@pytest.mark.slow
 def test_power_division_by_a_local_count(monkeypatch):
     def divided(self, summed, specs):
         shard = 1.0 + jax.lax.axis_index(self.batch_axes)  # sizes that differ
@@ -169,6 +179,7 @@ def test_power_division_by_a_local_count(monkeypatch):
         assert_same(run(SHARDINGS["8"]), on_one_device())
 
 
+@pytest.mark.slow
 def test_power_equal_coins_on_every_device(monkeypatch):
     original = PoissonSampling.members_at
 
@@ -202,6 +213,7 @@ def plain_data_parallel():
     return jax.jit(step).lower(params, batch).compile()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [False, True], ids=["whole data", "split"])
 def test_private_step_on_a_mesh_communicates_one_gradient(split):
     sharding = SHARDINGS["8"]
@@ -216,6 +228,7 @@ def test_private_step_on_a_mesh_communicates_one_gradient(split):
     assert len(large) <= len(plain)
 
 
+@pytest.mark.slow
 def test_fully_sharded_parameters_are_gathered_and_scattered():
     found = collectives(compiled(SHARDINGS["fully sharded"], DATA))
     sizes = {}
@@ -229,6 +242,7 @@ def test_fully_sharded_parameters_are_gathered_and_scattered():
 # --- states and records
 
 
+@pytest.mark.slow
 def test_parameters_and_optimizer_states_follow_the_rule():
     state, _ = run(SHARDINGS["2x4"])
     moments = state.optimizer[3][0].mu
@@ -308,6 +322,7 @@ def test_refusals_of_mesh_sharding(call, message):
         call()
 
 
+@pytest.mark.slow
 def test_split_records_without_their_mesh():
     step = step_on(None)
     records = split_records(DATA, SHARDINGS["8"])
@@ -352,6 +367,7 @@ def test_noise_on_parts_of_a_sum_is_refused():
         noise_of(check_vma=False, summed=False)
 
 
+@pytest.mark.slow
 def test_noise_on_the_whole_sum_is_that_of_one_device():
     noise = add_gaussian_noise(noise_multiplier=1.0, l2_clip=1.0, key=jax.random.key(0))
     expected, _ = noise.update(jnp.zeros(2), noise.init(jnp.zeros(2)))
@@ -399,6 +415,7 @@ def assert_same_result(found, expected):
     assert found.certificate(1e-5).epsilon == expected.certificate(1e-5).epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "split"),
     [
@@ -424,6 +441,7 @@ def test_train_resumes_on_a_mesh_after_one_device(straight, tmp_path):
     assert_same_result(trained("8", tmp_path), straight)
 
 
+@pytest.mark.slow
 def test_train_refuses_other_split_records(saved_on_eight):
     swapped = jax.tree.map(lambda leaf: leaf[::-1], DATA)
     with pytest.raises(ValueError, match="holds a run with another data"):

@@ -1,6 +1,7 @@
 """Training on a data source is training on the same records on the device, bit for bit."""
 
 import _thread
+import functools
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from array_record.python.array_record_data_source import ArrayRecordDataSource
 from array_record.python.array_record_module import ArrayRecordWriter
 from helpers import large_memory_map
 from helpers.inputs import Crash, crash_at, gaussian_mechanism
+from helpers.quick import slow_except
 from jax.sharding import PartitionSpec as P
 
 import dpjax
@@ -92,6 +94,16 @@ def run(data, sampling="poisson", folder=None, key=KEY, **options):
     )
 
 
+@functools.cache
+def resident(sampling="poisson"):
+    """The run on arrays, and the infos of its steps."""
+    infos = []
+    result = run(
+        DATA, sampling, on_report=lambda report: infos.append(jax.device_get(report.infos))
+    )
+    return result, infos
+
+
 def equal(one, other) -> bool:
     return jax.tree.all(jax.tree.map(np.array_equal, one.params, other.params))
 
@@ -127,35 +139,30 @@ class Listed(Rows):
         return [self[index] for index in indices]
 
 
-_SLOW = ("truncated", "fixed", "rarely", "shuffled", "poisson")
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in _SLOW)) for name in SAMPLINGS],
-)
+@pytest.mark.parametrize("sampling", slow_except(["fixed"], SAMPLINGS))
 def test_train_on_a_source_is_that_on_arrays(sampling):
-    reports = {}
-
-    def keep(name):
-        return lambda report: reports.setdefault(name, []).append(jax.device_get(report.infos))
-
-    resident = run(DATA, sampling, on_report=keep("arrays"))
-    streamed = run(ArraySource(DATA), sampling, on_report=keep("source"))
-    assert equal(resident, streamed)
-    assert resident.mechanism == streamed.mechanism
-    sizes = np.concatenate([info.batch_size for info in reports["arrays"]])
-    chex.assert_trees_all_equal(*reports.values())
+    expected, expected_infos = resident(sampling)
+    infos = []
+    streamed = run(
+        ArraySource(DATA),
+        sampling,
+        on_report=lambda report: infos.append(jax.device_get(report.infos)),
+    )
+    assert equal(expected, streamed)
+    assert expected.mechanism == streamed.mechanism
+    sizes = np.concatenate([info.batch_size for info in infos])
+    chex.assert_trees_all_equal(expected_infos, infos)
     if sampling == "crowded":
         assert sizes.max() > 2 * SAMPLINGS[sampling].physical_batch_size
     if sampling == "rarely":
         assert sizes.min() == 0
 
 
+@pytest.mark.slow
 def test_power_wrong_records_and_old_draws(monkeypatch):
-    resident = run(DATA)
-    assert equal(run(Rows()), resident)
-    assert not equal(run(Rows(offset=1)), resident)
+    expected, _ = resident()
+    assert equal(run(Rows()), expected)
+    assert not equal(run(Rows(offset=1)), expected)
     before, stage = [], Stream._read_if_whole
 
     def stage_the_draw_before(self, located):
@@ -163,7 +170,7 @@ def test_power_wrong_records_and_old_draws(monkeypatch):
         return stage(self, before[-2] if len(before) > 1 else located)
 
     monkeypatch.setattr(Stream, "_read_if_whole", stage_the_draw_before)
-    assert not equal(run(Rows()), resident)
+    assert not equal(run(Rows()), expected)
 
 
 @pytest.mark.slow
@@ -189,7 +196,7 @@ def test_train_on_a_source_resumes_to_the_same_result(tmp_path):
         run(Listed(), folder=tmp_path, on_report=crash_at(8))
     assert reading_threads() == []
     resumed = run(ArraySource(DATA), folder=tmp_path, key=dpjax.release_key())
-    assert equal(resumed, run(DATA))
+    assert equal(resumed, resident()[0])
     # power: noise and draws are those of the checkpoint's key, not of another
     assert not equal(run(ArraySource(DATA), key=dpjax.release_key()), resumed)
 
@@ -205,6 +212,7 @@ def test_train_refuses_the_checkpoint_of_other_records(tmp_path):
         run(DATA, folder=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["poisson", pytest.param("crowded", marks=pytest.mark.slow)])
 def test_train_on_a_source_and_a_mesh_is_that_on_arrays(sampling):
     shape = {"poisson": (4, 1), "crowded": (2, 2)}[sampling]
@@ -221,6 +229,7 @@ def sharding_of(num_devices):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [[0, 1, 2, 3], [1, 3]])
 def test_stream_reads_once_what_is_drawn_for_its_devices(own, monkeypatch):
     """As one of two processes has them, devices 1 and 3 of 4."""
@@ -250,6 +259,7 @@ def test_stream_reads_once_what_is_drawn_for_its_devices(own, monkeypatch):
             )
 
 
+@pytest.mark.slow
 def test_power_records_of_another_device(monkeypatch):
     sharding = sharding_of(2)
     expected = run(DATA, sharding=sharding)
@@ -263,6 +273,7 @@ def test_power_records_of_another_device(monkeypatch):
     assert not equal(run(ArraySource(DATA), sharding=sharding), expected)
 
 
+@pytest.mark.slow
 def test_stream_adds_nothing_for_a_device_without_drawn_records():
     """Its rows are zeros, at which this loss has no gradient."""
     positive = np.abs(DATA["x"]) + 1
@@ -315,6 +326,7 @@ def test_stream_reads_while_the_step_before_runs():
     assert reading_threads() == []
 
 
+@pytest.mark.slow
 def test_train_ends_with_the_error_of_its_source():
     def fail(number):
         if number == 7:
@@ -333,6 +345,7 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("slow_read", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_train_stops_its_thread_at_an_interrupt(tmp_path, slow_read):
@@ -344,7 +357,7 @@ def test_train_stops_its_thread_at_an_interrupt(tmp_path, slow_read):
     with pytest.raises(KeyboardInterrupt):
         run(Listed(interrupt), folder=tmp_path)
     assert reading_threads() == []
-    assert equal(run(ArraySource(DATA), folder=tmp_path), run(DATA))
+    assert equal(run(ArraySource(DATA), folder=tmp_path), resident()[0])
 
 
 def read_two(result):

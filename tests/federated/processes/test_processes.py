@@ -48,19 +48,22 @@ def released(folder):
         return float(file["released"][0]), file["holders"].tolist()
 
 
-def test_node_that_is_killed_and_started_again_opens_the_same(study):
-    """When it has opened its sum; the round ends with the result of all, and the same opening."""
+def test_parties_that_are_killed_and_started_again_send_the_same(study):
+    """A holder after its shares and a node after its opening; the round has the result of all."""
     folder, parties = study(0)
     processes = start_all(folder, parties)
-    analyst = processes.pop("analyst")
-    wait_for(folder / "journal-node-1" / "opening-0", processes)
-    processes["node-1"].kill()
-    processes.pop("node-1").communicate()
-    opening = (folder / "journal-node-1" / "opening-0").read_bytes()
-    processes |= {"analyst": analyst, "node-1": start(folder, "node-1")}
+    sent = {}
+    for name, entry in (("holder-1", "shares-0"), ("node-1", "opening-0")):
+        path = folder / f"journal-{name}" / entry
+        wait_for(path, processes)
+        processes[name].kill()
+        processes[name].communicate()
+        sent[path] = path.read_bytes()
+        processes[name] = start(folder, name)
     outcomes = finish(processes, timeout=120 + START)
     assert outcomes["analyst"][0] == 0, outcomes
-    assert (folder / "journal-node-1" / "opening-0").read_bytes() == opening
+    assert sent == {path: path.read_bytes() for path in sent}
+    assert "spent: 1 of 1 rounds" in outcomes["holder-1"][1]
     total, holders = released(folder)
     assert holders == [0, 1, 2]
     assert total == pytest.approx(0.5 * (10 + 20 + 30), abs=0.2)
@@ -86,21 +89,6 @@ def test_holder_that_stays_away_is_left_out(study, num_dropouts, time_limit):
         assert (status, output.strip()) == (1, "refused: too few holders")
         assert not (folder / "released.npz").exists()
         assert {outcomes[f"node-{node}"][1].strip() for node in range(2)} == {"opened: nothing"}
-
-
-def test_holder_that_is_killed_sends_the_same(study):
-    folder, parties = study(0)
-    processes = start_all(folder, parties)
-    shares = folder / "journal-holder-1" / "shares-0"
-    wait_for(shares, processes)
-    processes["holder-1"].kill()
-    processes.pop("holder-1").communicate()
-    sent = shares.read_bytes()
-    outcomes = finish(processes | {"holder-1": start(folder, "holder-1")}, timeout=120 + START)
-    assert shares.read_bytes() == sent
-    assert outcomes["analyst"][0] == 0, outcomes
-    assert released(folder)[1] == [0, 1, 2]
-    assert "spent: 1 of 1 rounds" in outcomes["holder-1"][1]
 
 
 def test_parties_of_another_plan_are_refused(study):
