@@ -27,7 +27,8 @@ FIRST = {
     " certificate PATECertificate",
     "dpjax.federated": "FederatedSum ClippedGradientSum Parties run_round Result Adversary"
     " gradient_training svi_training Training",
-    "dpjax.bayes.variational": "DPSVI DPSVIResult NoiseAwarePosterior DPSVIState ClippingReport",
+    "dpjax.bayes.variational": "DPSVI DPSVIResult NoiseAwarePosterior"
+    " MeanFieldPosterior FullCurvaturePosterior DPSVIState ClippingReport",
     "dpjax.bayes.conjugate": "noise_aware_posterior naive_posterior SufficientStatisticsMechanism"
     " BetaBinomial DirichletMultinomial GammaPoisson NormalKnownVariance NormalUnknownVariance",
     "dpjax.bayes.regression": "AdaSSP PerturbedStatistics RegressionBounds PrivateBounds"

@@ -266,9 +266,13 @@ class InferenceSteps(Steps):
         run_key, draws_key = jax.random.split(key)
         svi = self._runs[mechanism, rate]
         result = svi.run(run_key, *args, progress_bar=False, **kwargs)
-        released = result if self.method.posterior == "guide" else result.noise_aware_posterior()
-        draws = released.posterior_samples(draws_key, num_draws)
-        return {name: values[0] for name, values in draws.items()}
+        if self.method.posterior == "guide":
+            draws = result.posterior_samples(draws_key, num_draws)
+        else:  # more of them, as draws of a chain are independent if they are far enough apart
+            aware = result.noise_aware_posterior()
+            draws = aware.posterior_samples(draws_key, 4 * max(num_draws, 100))
+        pooled = {name: jax.lax.collapse(values, 0, 2) for name, values in draws.items()}
+        return {name: each[:: len(each) // num_draws][:num_draws] for name, each in pooled.items()}
 
 
 def steps_of(method: Training | Inference) -> TrainingSteps | InferenceSteps:

@@ -1,6 +1,7 @@
 """Settings side by side in one program do what each real run does."""
 
 import dataclasses
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from flax import nnx
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 import dpjax
 from dpjax.bayes.variational import DPSVI
@@ -108,6 +110,22 @@ def test_each_setting_ends_where_dpsvi_ends():
         )
         np.testing.assert_allclose(error, expected, rtol=1e-4)
     assert np.ptp(errors) > 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guide", [AutoNormal, AutoMultivariateNormal])
+def test_noise_aware_draws_are_as_many_as_asked_and_around_the_truth(guide):
+    method = Inference(model, guide=guide, posterior="noise-aware")
+    world = SIMULATE(jax.random.key(2))
+    mechanism = dataclasses.replace(mechanism_of(Setting(BATCH, 40.0, 20.0, 0.02)), epochs=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # problems of the posterior
+        draws = steps_of(method).posterior_draws(
+            jax.random.key(3), mechanism, 0.02, world.records, 99
+        )
+    assert {name: each.shape for name, each in draws.items()} == {"slope": (99, 2)}
+    away = np.abs(draws["slope"].mean(0) - world.truth["slope"])
+    assert (away < 4 * draws["slope"].std(0)).all()
 
 
 @pytest.mark.slow

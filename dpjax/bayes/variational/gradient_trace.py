@@ -1,4 +1,8 @@
-"""Sums over blocks of steps of released gradients and of the parameters they were taken at."""
+"""Sums over blocks of steps of released gradients and of what they were taken at.
+
+Of a mean-field normal guide: by each parameter. Of a multivariate normal guide: of the records'
+part by the draw of the latent variables, with the products of all pairs of entries.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -9,13 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from numpyro.distributions.constraints import Constraint
-from numpyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
+from numpyro.infer.autoguide import (
+    AutoDiagonalNormal,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
 
 from dpjax.bayes.variational.model_args import Values
 
 NUM_BLOCKS = 32
 # Of a guide whose gradients are recorded: a trace is as large as 288 copies of its parameters.
 MAX_PARAMETERS = 20_000
+# Of latent variables whose products are recorded: a trace has 128 matrices of this size.
+MAX_LATENTS = 100
+# Name of the latent variables of a step in a trace: no parameter can have it.
+LATENTS = "latent variables"
 
 
 class MeanFieldParams(NamedTuple):
@@ -57,23 +70,44 @@ def mean_field_params(
     return MeanFieldParams(locs, scales, autoguide.scale_constraint)
 
 
-def check_mean_field(guide: Callable[..., object], params: Mapping[str, object]) -> MeanFieldParams:
-    """Returns the names as `mean_field_params`; raises ValueError where no trace is kept."""
-    names = mean_field_params(guide, params)
-    if names is None:
-        raise ValueError(
-            f"guide must be AutoNormal or AutoDiagonalNormal of at most {MAX_PARAMETERS:,}"
-            " parameters, and the model without param sites, got"
-            f" {type(guide).__name__} with parameters of shapes {jax.tree.map(jnp.shape, params)}"
-        )
-    return names
+def vector_mean(guide: Callable[..., object], params: Values) -> str | None:
+    """Returns the name of the mean of a multivariate normal autoguide, else ``None``.
+
+    Args:
+      guide: of numpyro; exactly `AutoMultivariateNormal` or `AutoLowRankMultivariateNormal`.
+      params: by name; ``None`` is returned too if some are not the guide's, or if there are more
+        than `MAX_LATENTS` latent variables.
+    """
+    autoguide: Any = guide
+    others = {
+        AutoMultivariateNormal: ("scale_tril",),
+        AutoLowRankMultivariateNormal: ("cov_factor", "scale"),
+    }
+    if type(guide) not in others:
+        return None
+    names = [f"{autoguide.prefix}_{each}" for each in ("loc", *others[type(guide)])]
+    if set(names) != set(params) or jnp.size(jnp.asarray(params[names[0]])) > MAX_LATENTS:
+        return None
+    return names[0]
+
+
+def no_trace_error(guide: Callable[..., object], params: Mapping[str, object]) -> ValueError:
+    """Returns the error of a guide whose gradients are not recorded."""
+    return ValueError(
+        f"guide must be AutoNormal or AutoDiagonalNormal of at most {MAX_PARAMETERS:,} parameters,"
+        " or AutoMultivariateNormal or AutoLowRankMultivariateNormal of at most"
+        f" {MAX_LATENTS} latent variables and with one particle, and the model without param"
+        f" sites, got {type(guide).__name__} with parameters of shapes"
+        f" {jax.tree.map(jnp.shape, dict(params))}"
+    )
 
 
 class GradientTrace(NamedTuple):
     """Sums over blocks of consecutive steps, from which gradients are regressed on parameters.
 
     With x the parameter minus its value in the block's first step, and g the gradient that the
-    optimiser was given, both unconstrained. Function of what was released, and of the guide's
+    optimiser was given, both unconstrained; or x the draw of the latent variables, and g the
+    records' part of the gradient by them. Function of what was released, and of the guide's
     draws, which do not depend on the data.
 
     Blocks do not depend on the planned number of steps: where all are full, neighbours are merged
@@ -85,16 +119,26 @@ class GradientTrace(NamedTuple):
       centers: by parameter, ``(32, ...)``: values in the first step of each block.
       sums: by parameter, ``(32, 8, ...)``: the sums of x, x^2, x^3, x^4, g, x g, x^2 g and g^2.
         With the centres this is the size of 288 copies of the parameters.
+      products: of the draws of the latent variables, ``(32, 4, d, d)``: the sums of x x^T, x g^T,
+        g g^T and x^2 x^T.
     """
 
     num_steps: jax.Array
     block_length: jax.Array
     centers: dict[str, jax.Array]
     sums: dict[str, jax.Array]
+    products: dict[str, jax.Array]
 
 
-def init_trace(params: Values) -> GradientTrace:
-    """Returns the trace before the first step."""
+def init_trace(params: Values, vectors: Mapping[str, jax.Array] | None = None) -> GradientTrace:
+    """Returns the trace before the first step.
+
+    Args:
+      params: what gradients are recorded at, by name.
+      vectors: more of it, vectors whose products are recorded too.
+    """
+    vectors = vectors or {}
+    params = {**params, **vectors}
 
     def zeros(leaf: jax.Array, *axes: int) -> jax.Array:
         dtype = jnp.promote_types(jnp.result_type(leaf), jnp.float32)
@@ -105,6 +149,7 @@ def init_trace(params: Values) -> GradientTrace:
         jnp.ones((), jnp.int32),
         jax.tree.map(lambda leaf: zeros(leaf, NUM_BLOCKS), params),
         jax.tree.map(lambda leaf: zeros(leaf, NUM_BLOCKS, 8), params),
+        {name: zeros(each, NUM_BLOCKS, 4, jnp.size(each)) for name, each in vectors.items()},
     )
 
 
@@ -134,7 +179,18 @@ def record_gradient(trace: GradientTrace, params: Values, gradient: Values) -> G
         return sums.at[block].add(jnp.stack(terms))
 
     sums = jax.tree.map(add, trace.sums, centers, params, gradient)
-    return trace._replace(num_steps=trace.num_steps + 1, centers=centers, sums=sums)
+
+    # Products of all pairs of entries.
+    products = {}
+    for name, each in trace.products.items():
+        x = jnp.asarray(params[name]) - centers[name][block]
+        g = jnp.asarray(gradient[name], each.dtype)
+        pairs = (x, x), (x, g), (g, g), (x**2, x)
+        products[name] = each.at[block].add(jnp.stack([jnp.outer(a, b) for a, b in pairs]))
+
+    return trace._replace(
+        num_steps=trace.num_steps + 1, centers=centers, sums=sums, products=products
+    )
 
 
 def merge_blocks(trace: GradientTrace) -> GradientTrace:
@@ -149,6 +205,12 @@ def merge_blocks(trace: GradientTrace) -> GradientTrace:
 
         return pad(first + jnp.stack(moved, 1))
 
+    def merge_products(products: jax.Array, sums: jax.Array, centers: jax.Array) -> jax.Array:
+        first, second = products[0::2], jnp.moveaxis(products[1::2], 1, 0)
+        shift, count = centers[1::2] - centers[0::2], trace.block_length
+        moved = shift_products(count, shift, sums[1::2], second)
+        return pad(first + jnp.stack(moved, 1))
+
     def pad(half: jax.Array) -> jax.Array:
         return jnp.concatenate([half, jnp.zeros_like(half)])
 
@@ -157,7 +219,33 @@ def merge_blocks(trace: GradientTrace) -> GradientTrace:
         2 * trace.block_length,
         jax.tree.map(lambda centers: pad(centers[0::2]), trace.centers),
         jax.tree.map(merge, trace.sums, trace.centers),
+        {
+            name: merge_products(each, trace.sums[name], trace.centers[name])
+            for name, each in trace.products.items()
+        },
     )
+
+
+def shift_products(count: Any, shift: Any, sums: Any, products: Iterable[Any]) -> list[Any]:
+    """Returns sums of products about another centre, for x + ``shift`` in the place of x.
+
+    Args:
+      count: number of steps in each block, of a shape that broadcasts with ``(blocks, d, d)``.
+      shift: the old centre minus the new one, ``(blocks, d)``.
+      sums: about the old centre, ``(blocks, 8, d)``, in the order of `GradientTrace.sums`.
+      products: about the old centre, each ``(blocks, d, d)``, in that of `GradientTrace.products`.
+    """
+    x, squares, g = sums[:, 0], sums[:, 1], sums[:, 4]
+    xx, xg, gg, xxx = products
+    column, row = shift[:, :, None], shift[:, None, :]
+    sum_column, sum_row = x[:, :, None], x[:, None, :]
+    moved_squares = squares[:, :, None] + 2 * column * sum_column + count * column**2
+    return [
+        xx + column * sum_row + sum_column * row + count * column * row,
+        xg + column * g[:, None, :],
+        gg,
+        xxx + 2 * column * xx + column**2 * sum_row + moved_squares * row,
+    ]
 
 
 def shift_sums(count: Any, shift: Any, sums: Iterable[Any]) -> list[Any]:
@@ -209,6 +297,19 @@ class TailSums(NamedTuple):
     gg: npt.NDArray[np.float64]
 
 
+def tail_blocks(trace: GradientTrace, burn_in: float) -> tuple[npt.NDArray[np.float64], slice]:
+    """Returns the number of steps in each block of the tail, and which blocks these are.
+
+    Args:
+      trace: of a run.
+      burn_in: share of the recorded steps that are left out, rounded up to whole blocks.
+    """
+    length, done = int(trace.block_length), int(trace.num_steps)
+    first, last = math.ceil(burn_in * done / length), -(-done // length)
+    counts = np.minimum(length, done - length * np.arange(first, last)).astype(float)
+    return counts, slice(first, last)
+
+
 def tail_sums(trace: GradientTrace, burn_in: float) -> dict[str, TailSums]:
     """Returns the sums over the tail of a trace, by parameter.
 
@@ -216,17 +317,48 @@ def tail_sums(trace: GradientTrace, burn_in: float) -> dict[str, TailSums]:
       trace: of a run.
       burn_in: share of the recorded steps that are left out, rounded up to whole blocks.
     """
-    # Whole blocks, the last one perhaps unfinished.
-    length, done = int(trace.block_length), int(trace.num_steps)
-    first, last = math.ceil(burn_in * done / length), -(-done // length)
-    counts = np.minimum(length, done - length * np.arange(first, last)).astype(float)
+    counts, tail = tail_blocks(trace, burn_in)
 
     # Sums about the first centre of the tail.
     tails = {}
     for name, sums in trace.sums.items():
-        blocks = np.moveaxis(np.asarray(sums, float)[first:last], 1, 0)
-        centers = np.asarray(trace.centers[name], float)[first:last]
+        blocks = np.moveaxis(np.asarray(sums, float)[tail], 1, 0)
+        centers = np.asarray(trace.centers[name], float)[tail]
         n = counts.reshape(-1, *[1] * (centers.ndim - 1))
         moved = shift_sums(n, centers - centers[:1], blocks)
-        tails[name] = TailSums(counts, centers[0] if last > first else centers.sum(0), *moved)
+        tails[name] = TailSums(counts, centers[0] if len(counts) else centers.sum(0), *moved)
     return tails
+
+
+class TailProducts(NamedTuple):
+    """Sums of a vector's products over the blocks of a tail, in float64, about one common centre.
+
+    Attributes:
+      xx: of x x^T, ``(num_blocks, d, d)``; so are all below.
+      xg: of x g^T.
+      gg: of g g^T.
+      xxx: of x^2 x^T, the squares of its entries.
+    """
+
+    xx: npt.NDArray[np.float64]
+    xg: npt.NDArray[np.float64]
+    gg: npt.NDArray[np.float64]
+    xxx: npt.NDArray[np.float64]
+
+
+def tail_products(trace: GradientTrace, burn_in: float, name: str) -> TailProducts:
+    """Returns the products of one vector over the tail of a trace, about the centre of `tail_sums`.
+
+    Args:
+      trace: of a run.
+      burn_in: as for `tail_sums`.
+      name: of a vector whose products were recorded.
+    """
+    counts, tail = tail_blocks(trace, burn_in)
+    centers, sums, products = (
+        np.asarray(each[name], float)[tail] for each in (trace.centers, trace.sums, trace.products)
+    )
+    n = counts[:, None, None]
+    blocks = np.moveaxis(products, 1, 0)
+    moved = shift_products(n, centers - centers[:1], sums, blocks)
+    return TailProducts(*moved)

@@ -16,6 +16,7 @@ s* = a^(-1/2) (Opper & Archambeau 2009, of the fixed points of the variational G
 slope of the means' gradients gives the scales too, whose own gradients are mostly noise.
 """
 
+import abc
 import math
 import warnings
 from collections.abc import Sequence
@@ -335,39 +336,109 @@ def _constrain(constraint: Constraint, unconstrained: Array) -> tuple[Array, Arr
     return np.asarray(values, float), np.asarray(derivatives, float)
 
 
-@dataclass(frozen=True)
-class NoiseAwarePosterior:
+@dataclass(frozen=True, kw_only=True)
+class NoiseAwarePosterior(abc.ABC):
     """Posterior of the latent variables that includes the noise of the gradients.
 
-    A mixture of mean-field normal guides over their optimum: theta ~ q(theta; phi*) with phi* drawn
-    given the trace of released gradients. **Not** included: the bias of clipping, and that of
-    gradients that are not linear over the range of the iterates, which a large learning rate makes
-    wide: ``problems`` has it where priors cause it, or where it exceeds the noise. Whether clipping
-    matters shows in ``clipped``, where `DPSVI` releases the share of clipped records. Both can be
-    seen on records simulated from the draws, at no privacy cost: whether a run on them finds the
-    parameters they were simulated from, and how many `DPSVI.clipping_report` finds clipped.
+    **Not** included: the bias of clipping, and that of gradients that are not linear over the range
+    of the iterates, which a large learning rate makes wide: ``problems`` has it where priors cause
+    it, or where it exceeds the noise. Whether clipping matters shows in ``clipped``, where `DPSVI`
+    releases the share of clipped records. Both can be seen on records simulated from the draws, at
+    no privacy cost: whether a run on them finds the parameters they were simulated from, and how
+    many `DPSVI.clipping_report` finds clipped.
 
     Attributes:
-      fits: the regressions, by the name of the guide's means.
-      priors: median and scale of the prior of each coordinate whose curvature is not identified;
-        zero and infinity of the others.
+      fits: the regressions, by the name of the guide's means; of a multivariate normal guide one,
+        in directions of the latent variables.
       clipped: share of clipped records, or ``None`` where it was not released.
       problems: where the model of the trace does not hold, and what would help; empty if no check
         failed. Under the model one in a hundred posteriors has some.
       svi: the inference that was run.
       model_args: structure, shapes and public arrays of its arguments, without the records.
-      names: of the guide's parameters.
 
     Privacy:
       Post-processing of what a run of `DPSVI` releases: no further privacy cost.
     """
 
     fits: dict[str, OptimumFit]
-    priors: dict[str, tuple[Array, Array]]
     clipped: ClippedShare | None
     problems: tuple[str, ...]
     svi: "DPSVI" = field(repr=False)
     model_args: ModelArgs = field(repr=False)
+
+    @abc.abstractmethod
+    def posterior_samples(self, rng_key: PRNGKey, num_samples: int) -> dict[str, jax.Array]:
+        """Draws the global latent variables from the noise-aware posterior.
+
+        Args:
+          rng_key: a JAX key.
+          num_samples: number of draws, of all chains together.
+
+        Returns:
+          For each latent variable of the model outside of the plate an array
+          ``(chain, draw, ...)``, as `DPSVI.posterior_samples`.
+        """
+
+    def predict(
+        self, rng_key: PRNGKey, num_samples: int, *args: object, **kwargs: object
+    ) -> dict[str, jax.Array]:
+        """Draws from the posterior predictive at public inputs.
+
+        Args:
+          rng_key: a JAX key.
+          num_samples: number of draws.
+          *args: of the model, new ones, with ``None`` for what it observes.
+          **kwargs: of the model.
+
+        Returns:
+          As `DPSVI.predict`: for each observed or deterministic site an array
+          ``(num_samples, ...)``.
+        """
+        latent_key, key = jax.random.split(as_key(rng_key))
+        draws = self.posterior_samples(latent_key, num_samples)
+        args, kwargs = as_arrays(args, {**kwargs, **self.svi.static_kwargs})
+        latents = {name: jax.lax.collapse(values, 0, 2) for name, values in draws.items()}
+        predictive = Predictive(self.svi.model, posterior_samples=latents, parallel=True)
+        return predictive(key, *args, **kwargs)
+
+    def __str__(self) -> str:
+        fits = self.fits.values()
+        ratio = min(float(np.min(fit.slope / fit.slope_std)) for fit in fits)
+        found = self.problems or ("no check of the trace failed",)
+        clipped = "not released (release_clipped_share of DPSVI)"
+        if self.clipped is not None:
+            share, share_std, move_of_all = self.clipped
+            clipped = (
+                f"{share:.2%}, with a standard error of {share_std:.2%} that moves estimates by"
+                f" about {share_std * move_of_all:.1f} posterior standard deviations"
+            )
+        lines = [
+            f"Noise-aware posterior of {next(iter(fits)).num_steps:,} steps; least curvature over"
+            f" its standard deviation: {ratio:.1f}",
+            f"Share of clipped records: {clipped}",
+            *(f"- {problem}" for problem in found),
+            "- not included: the bias of clipping, and of gradients that are not linear over the"
+            " range of the iterates. To check, which costs no privacy: simulate records from one"
+            " posterior draw, run the same inference on them, and see whether its intervals cover"
+            " that draw, and the share clipped in svi.clipping_report",
+        ]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanFieldPosterior(NoiseAwarePosterior):
+    """Noise-aware posterior of a mean-field normal guide: see `NoiseAwarePosterior`.
+
+    A mixture of guides over their optimum: theta ~ q(theta; phi*) with phi* drawn given the trace
+    of released gradients.
+
+    Attributes:
+      priors: median and scale of the prior of each coordinate whose curvature is not identified;
+        zero and infinity of the others.
+      names: of the guide's parameters.
+    """
+
+    priors: dict[str, tuple[Array, Array]]
     names: MeanFieldParams = field(repr=False)
 
     def optimum_samples(self, rng_key: PRNGKey, num_samples: int) -> dict[str, jax.Array]:
@@ -426,51 +497,6 @@ class NoiseAwarePosterior:
         latents = find_sites(self.svi.model, self.model_args).latents
         return {name: jnp.swapaxes(draws[name], 0, 1) for name in latents}
 
-    def predict(
-        self, rng_key: PRNGKey, num_samples: int, *args: object, **kwargs: object
-    ) -> dict[str, jax.Array]:
-        """Draws from the posterior predictive at public inputs.
-
-        Args:
-          rng_key: a JAX key.
-          num_samples: number of draws.
-          *args: of the model, new ones, with ``None`` for what it observes.
-          **kwargs: of the model.
-
-        Returns:
-          As `DPSVI.predict`: for each observed or deterministic site an array
-          ``(num_samples, ...)``.
-        """
-        latent_key, key = jax.random.split(as_key(rng_key))
-        draws = self.posterior_samples(latent_key, num_samples)
-        args, kwargs = as_arrays(args, {**kwargs, **self.svi.static_kwargs})
-        latents = {name: values[0] for name, values in draws.items()}
-        predictive = Predictive(self.svi.model, posterior_samples=latents, parallel=True)
-        return predictive(key, *args, **kwargs)
-
-    def __str__(self) -> str:
-        fits = self.fits.values()
-        ratio = min(float(np.min(fit.slope / fit.slope_std)) for fit in fits)
-        found = self.problems or ("no check of the trace failed",)
-        clipped = "not released (release_clipped_share of DPSVI)"
-        if self.clipped is not None:
-            share, share_std, move_of_all = self.clipped
-            clipped = (
-                f"{share:.2%}, with a standard error of {share_std:.2%} that moves estimates by"
-                f" about {share_std * move_of_all:.1f} posterior standard deviations"
-            )
-        lines = [
-            f"Noise-aware posterior of {next(iter(fits)).num_steps:,} steps; least curvature over"
-            f" its standard deviation: {ratio:.1f}",
-            f"Share of clipped records: {clipped}",
-            *(f"- {problem}" for problem in found),
-            "- not included: the bias of clipping, and of gradients that are not linear over the"
-            " range of the iterates. To check, which costs no privacy: simulate records from one"
-            " posterior draw, run the same inference on them, and see whether its intervals cover"
-            " that draw, and the share clipped in svi.clipping_report",
-        ]
-        return "\n".join(lines)
-
 
 def find_priors(
     fits: dict[str, OptimumFit], svi: "DPSVI", model_args: ModelArgs, names: MeanFieldParams
@@ -499,10 +525,14 @@ def find_priors(
             return unlimited
         unconstrain = partial(unconstrain_fn, svi.model, args, kwargs)
         unconstrained = jax.vmap(unconstrain)(draws)
-    if type(svi.guide) is AutoDiagonalNormal:
-        by_loc = {names.locs[0]: jax.vmap(lambda each: ravel_pytree(each)[0])(unconstrained)}
+    guide: Any = svi.guide
+    if type(guide) is AutoDiagonalNormal:
+        ((loc, each),) = weak.items()
+        vectors = np.zeros((_NUM_PRIOR_DRAWS, each.size))
+        for name, positions in guide._unpack_latent(np.arange(each.size)).items():
+            vectors[:, positions.ravel()] = unconstrained[name].reshape(_NUM_PRIOR_DRAWS, -1)
+        by_loc = {loc: vectors}
     else:
-        guide: Any = svi.guide
         by_loc = {f"{name}_{guide.prefix}_loc": each for name, each in unconstrained.items()}
 
     limited = {}

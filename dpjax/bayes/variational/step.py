@@ -56,7 +56,14 @@ from dpjax.bayes.variational.elbo import (
     record_loss,
     trace_guide,
 )
-from dpjax.bayes.variational.gradient_trace import GradientTrace, record_gradient
+from dpjax.bayes.variational.gradient_trace import (
+    LATENTS,
+    GradientTrace,
+    init_trace,
+    mean_field_params,
+    record_gradient,
+    vector_mean,
+)
 from dpjax.bayes.variational.model_args import Leaves, StepData, Values
 from dpjax.gradients import clipped_grad
 from dpjax.gradients.clipping import rounding_margin, total_l2_clip
@@ -104,8 +111,9 @@ class DPSVIState(NamedTuple):
       noise: state of the noise, which counts the releases.
       seeded: whether the key that the state was made from looks like ``jax.random.key(seed)``.
       trace: sums of the noisy gradients, for `DPSVIResult.noise_aware_posterior`; ``None`` unless
-        the guide is `AutoNormal` or `AutoDiagonalNormal`, of at most 20,000 parameters, and the
-        model has none.
+        the guide is `AutoNormal` or `AutoDiagonalNormal`, of at most 20,000 parameters, or
+        `AutoMultivariateNormal` or `AutoLowRankMultivariateNormal`, of at most 100 latent variables
+        and with one particle; and the model has no parameters.
     """
 
     optim_state: PyTree
@@ -241,6 +249,17 @@ class VariationalStep:
             params = {name: leaf for name, leaf in params.items() if name.endswith("_loc")}
         return self.with_clipped(params, jnp.zeros(()))
 
+    def init_trace(self, params: Values) -> GradientTrace | None:
+        """Returns the trace before the first step, or ``None`` where none is kept."""
+        if mean_field_params(self.terms.guide, params) is not None:
+            return init_trace(self.with_clipped(params, jnp.zeros(())))
+        mean = vector_mean(self.terms.guide, params)
+        if mean is None or self.terms.loss.num_particles > 1:
+            return None
+        return init_trace(
+            self.with_clipped({}, jnp.zeros(())), {LATENTS: jnp.asarray(params[mean])}
+        )
+
     def with_clipped(self, tree: Values, entry: ArrayTree) -> Values:
         """Returns a tree like the parameters, with an entry for clipped records if there is one."""
         return {**tree, CLIPPED: entry} if self.release_clipped_share else tree
@@ -320,8 +339,16 @@ class VariationalStep:
         # What a noise-aware posterior is computed from.
         trace = state.trace
         if trace is not None:
-            recorded = self.with_clipped(gradient, clipped)
-            trace = record_gradient(trace, self.with_clipped(params, jnp.zeros(())), recorded)
+            at: Values = params
+            recorded: Values = gradient
+            if LATENTS in trace.products:  # the records' part by the mean is that by the latents
+                ((mean, latents),) = latents_by_mean(self.terms, params, arrays, key).items()
+                at, recorded = (
+                    {LATENTS: latents},
+                    {LATENTS: self.scale * jnp.asarray(noisy_sum[mean])},
+                )
+            at = self.with_clipped(at, jnp.zeros(()))
+            trace = record_gradient(trace, at, self.with_clipped(recorded, clipped))
 
         state = state._replace(optim_state=optim_state, rng_key=rng_key, trace=trace)
         return state, free_loss
@@ -433,26 +460,11 @@ def mean_space(
     Raises:
       ValueError: parameters of the model.
     """
-    guide: Any = terms.guide
     in_params = parameter_space(terms, params, arrays, key)
 
-    # The unconstrained latent variables, by the names of their means.
+    # The latent variables as a function of the parameters.
     def latents(params: Values) -> Values:
-        sites = guide_sites(terms, params, arrays, key)
-        if others := model_params(params, sites):
-            raise ValueError(
-                'params must be those of the guide with gradient="aligned", got'
-                f" {others} of the model: their gradients do not follow from that in the means"
-            )
-        if type(guide) is not AutoNormal:
-            return {f"{guide.prefix}_loc": sites[f"_{guide.prefix}_latent"]["value"]}
-        latent_sites = {n: site for n, site in sites.items() if site["type"] == "sample"}
-        return {  # where a variable is transformed, the value before
-            f"{name}_{guide.prefix}_loc": (
-                site["intermediates"][0][0] if site["intermediates"] else site["value"]
-            )
-            for name, site in latent_sites.items()
-        }
+        return latents_by_mean(terms, params, arrays, key)
 
     # Lengths sqrt(k), k = J J^T 1. Errors of TF32 would exceed the tolerance of the bound.
     with jax.default_matmul_precision("highest"):
@@ -476,6 +488,36 @@ def mean_space(
         return mapped
 
     return ClippingSpace(loss, jax.tree.map(jnp.zeros_like, start), to_params)
+
+
+def latents_by_mean(terms: ELBOTerms, params: Values, arrays: Leaves, key: PRNGKey) -> Values:
+    """Returns a step's unconstrained latent variables, by the names of their means.
+
+    Args:
+      terms: of the negative ELBO, whose guide is one of `check_aligned`.
+      params: unconstrained.
+      arrays: public arguments of the model.
+      key: of the step's draw from the guide.
+
+    Raises:
+      ValueError: parameters of the model.
+    """
+    guide: Any = terms.guide
+    sites = guide_sites(terms, params, arrays, key)
+    if others := model_params(params, sites):
+        raise ValueError(
+            'params must be those of the guide with gradient="aligned", got'
+            f" {others} of the model: their gradients do not follow from that in the means"
+        )
+    if type(guide) is not AutoNormal:
+        return {f"{guide.prefix}_loc": sites[f"_{guide.prefix}_latent"]["value"]}
+    latent_sites = {n: site for n, site in sites.items() if site["type"] == "sample"}
+    return {  # where a variable is transformed, the value before
+        f"{name}_{guide.prefix}_loc": (
+            site["intermediates"][0][0] if site["intermediates"] else site["value"]
+        )
+        for name, site in latent_sites.items()
+    }
 
 
 def check_aligned(guide: Callable[..., object], num_particles: int, l2_clip: ClipBound) -> None:

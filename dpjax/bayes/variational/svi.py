@@ -21,10 +21,17 @@ from dpjax._html_tables import leaf_table
 from dpjax._typing import PRNGKey, PyTree
 from dpjax.bayes._data_tree import Draws, make_data_tree
 from dpjax.bayes.variational.elbo import ELBOTerms
+from dpjax.bayes.variational.full_curvature import (
+    IN_DIRECTIONS,
+    FullCurvaturePosterior,
+    fit_curvature,
+    read_latents,
+)
 from dpjax.bayes.variational.gradient_trace import (
-    check_mean_field,
-    init_trace,
+    LATENTS,
     mean_field_params,
+    no_trace_error,
+    tail_products,
     tail_sums,
 )
 from dpjax.bayes.variational.model_args import (
@@ -40,6 +47,7 @@ from dpjax.bayes.variational.model_args import (
 from dpjax.bayes.variational.noise_aware import (
     MIN_TAIL_STEPS,
     ClippedShare,
+    MeanFieldPosterior,
     NoiseAwarePosterior,
     find_priors,
     find_problems,
@@ -138,15 +146,23 @@ class DPSVIResult(RunResult):
     def noise_aware_posterior(self, *, burn_in: float = 0.2) -> NoiseAwarePosterior:
         """Returns the posterior that includes the noise, from the trace of released gradients.
 
-        The optimum phi* of the guide is inferred from the run's noisy gradients, each linear in the
-        parameters it was taken at, with known noise; draws are from the guide at draws of phi*.
-        Exact by conjugacy where the gradient is linear over the tail with a diagonal curvature and
-        nothing is clipped. Where coordinates are correlated, the curvature of one is that with the
-        others moving along, so draws of the guide have nearly the marginal standard deviations of
-        the posterior, and the noise is widened by what blocks of steps vary more than the model.
-        Where the curvature is not identified, the prior limits optimum and scale.
+        **Mean-field guides** (`AutoNormal`, `AutoDiagonalNormal`). The optimum phi* of the guide is
+        inferred from the run's noisy gradients, each linear in the parameters it was taken at, with
+        known noise; draws are from the guide at draws of phi*. Exact by conjugacy where the
+        gradient is linear over the tail with a diagonal curvature and nothing is clipped. Where
+        coordinates are correlated, the curvature of one is that with the others moving along, so
+        draws of the guide have nearly the marginal standard deviations of the posterior, and the
+        noise is widened by what blocks of steps vary more than the model. Where the curvature is
+        not identified, the prior limits optimum and scale.
 
-        Any optimiser: the regression uses pairs of parameters and gradients alone. It takes a fixed
+        **Multivariate normal guides** (`AutoMultivariateNormal`, `AutoLowRankMultivariateNormal`).
+        Curvature and mean gradient of the log-likelihood are inferred from the records' noisy
+        gradients, each linear in the draw of the latent variables it was taken at; NUTS draws from
+        the model's own prior times the density of that mean gradient. So correlations, priors that
+        are not normal and hyperparameters are included; the curvature has d (d + 1) / 2 entries, so
+        much noise leaves intervals wider than those of a mean-field guide.
+
+        Any optimiser: the regressions use pairs of parameters and gradients alone. It takes a fixed
         learning rate, not one that falls to zero, to identify the curvature: iterates must vary
         four times as much as the optimum is uncertain.
 
@@ -155,32 +171,33 @@ class DPSVIResult(RunResult):
             which there are 17 to 32.
 
         Returns:
-          A `NoiseAwarePosterior`, with ``posterior_samples`` and ``predict``. A warning is given
-          for each of its ``problems``: curvature not identified, not settled, gradients not linear
-          over the tail or over the range of the iterates; with ``release_clipped_share`` also moved
-          by clipping.
+          A `NoiseAwarePosterior`, with ``posterior_samples`` and ``predict``: a
+          `MeanFieldPosterior` or a `FullCurvaturePosterior`. A warning is given for each of its
+          ``problems``: curvature not identified, not settled, gradients not linear over the tail or
+          over the range of the iterates; with ``release_clipped_share`` also moved by clipping.
 
         Privacy:
           Post-processing of what the run released: no further cost.
 
         Raises:
-          ValueError: a guide other than `AutoNormal` and `AutoDiagonalNormal` or with more than
-            20,000 parameters, of which no trace is kept; a model with parameters, too few steps, or
-            gradients that are not finite.
+          ValueError: another guide, or one with too many parameters (20,000; 100 latent variables
+            of a multivariate normal guide, with one particle), of which no trace is kept; a model
+            with parameters, too few steps, or gradients that are not finite.
 
         Source: Alrawajfeh, Jälkö, Honkela (2025), "Noise-aware differentially private variational
-        inference", Section 3, with conjugacy in the place of their MCMC and Laplace approximation;
-        Opper & Archambeau (2009), "The variational Gaussian approximation revisited", for scales.
+        inference", Section 3, with conjugacy in the place of their MCMC and Laplace approximation,
+        and with the prior itself and no guide for multivariate normal guides; Opper & Archambeau
+        (2009), "The variational Gaussian approximation revisited", for scales.
         """
-        names = check_mean_field(self.svi.guide, self.params)
-        trace = self.state.trace
-        assert trace is not None, "kept for these guides"
         check_share("burn_in", burn_in)
+        trace = self.state.trace
+        if trace is None:
+            raise no_trace_error(self.svi.guide, self.params)
 
         # The tail of the trace.
         planned = self.svi.mechanism
         tails = tail_sums(trace, burn_in)
-        counts = tails[names.locs[0]].counts
+        counts = next(iter(tails.values())).counts
         if not all(np.isfinite(sums.gg).all() for sums in tails.values()):
             raise ValueError(
                 "the trace must have finite gradients, got NaN or infinity: the run has diverged,"
@@ -198,18 +215,30 @@ class DPSVIResult(RunResult):
         sigmas = sigmas[: self.mechanism.num_steps][-int(counts.sum()) :]
         scale = planned.sampling.num_examples / planned.sampling.expected_batch_size
         noise_std = scale * total_l2_clip(planned.l2_clip) * sigmas
+        noise_variance = float(np.mean(noise_std**2))
 
-        # A regression for each pair of mean and standard deviation.
-        fits = {
-            loc: fit_optimum(
-                tails[loc],
-                tails[std],
-                float(np.mean(noise_std**2)),
-                names.scale_constraint,
-                aligned=self.svi.gradient == "aligned",
-            )
-            for loc, std in zip(names.locs, names.scales, strict=True)
-        }
+        # Regressions of the gradients: of each mean and standard deviation, or of the latents.
+        params = self.svi.optim.get_params(self.state.optim_state)
+        terms = self.svi._step(params, self.model_args).terms
+        names = mean_field_params(self.svi.guide, params)
+        if names is None:
+            products = tail_products(trace, burn_in, LATENTS)
+            guide = self.svi.guide.get_posterior(self.params)  # type: ignore[attr-defined]
+            is_read = read_latents(terms, self.params, self.model_args)
+            covariance = np.asarray(guide.covariance_matrix, float)
+            curvature = fit_curvature(tails[LATENTS], products, noise_variance, covariance, is_read)
+            fits = {IN_DIRECTIONS: curvature.each}
+        else:
+            fits = {
+                loc: fit_optimum(
+                    tails[loc],
+                    tails[std],
+                    noise_variance,
+                    names.scale_constraint,
+                    aligned=self.svi.gradient == "aligned",
+                )
+                for loc, std in zip(names.locs, names.scales, strict=True)
+            }
 
         # The share of clipped records, from what was released of their number.
         clipped = None
@@ -217,22 +246,31 @@ class DPSVIResult(RunResult):
             bound, entry = split_bound(planned)
             batch_size = planned.sampling.expected_batch_size
             share = tails[CLIPPED].g.sum() / (entry * batch_size * counts.sum())
-            share_std = np.sqrt(np.mean(noise_std**2) / counts.sum()) / (scale * entry * batch_size)
+            share_std = np.sqrt(noise_variance / counts.sum()) / (scale * entry * batch_size)
             move_of_all = move_by_loss(fits, planned.sampling.num_examples * bound)
             clipped = ClippedShare(float(share), float(share_std), move_of_all)
 
-        # What gradients of priors that are not linear add, which is known without noise.
-        step = self.svi._step(self.svi.optim.get_params(self.state.optim_state), self.model_args)
-        sums = {name: tails[name] for name in (*names.locs, *names.scales)}
-        moves = moves_by_priors(step.terms, sums, names.locs, self.model_args.arrays)
+        # What gradients of priors that are not linear add, which is known without noise: nothing
+        # where the posterior has the priors themselves.
+        moves = {name: np.zeros_like(each.slope) for name, each in fits.items()}
+        if names is not None:
+            sums = {name: tails[name] for name in (*names.locs, *names.scales)}
+            moves = moves_by_priors(terms, sums, names.locs, self.model_args.arrays)
 
         problems = find_problems(fits, moves, clipped)
         for problem in problems:
             warnings.warn(problem, stacklevel=2)
+        shared: dict[str, Any] = {
+            "fits": fits,
+            "clipped": clipped,
+            "problems": problems,
+            "svi": self.svi,
+            "model_args": self.model_args,
+        }
+        if names is None:
+            return FullCurvaturePosterior(fit=curvature, terms=terms, **shared)
         priors = find_priors(fits, self.svi, self.model_args, names)
-        return NoiseAwarePosterior(
-            fits, priors, clipped, problems, self.svi, self.model_args, names
-        )
+        return MeanFieldPosterior(priors=priors, names=names, **shared)
 
     def _released_tables(self) -> list[HTMLTable]:
         return [leaf_table("Released parameters of the guide, by param site", self.params)]
@@ -282,8 +320,9 @@ class DPSVI:
     **Intervals of the guide leave the noise out**, the bias of clipping, and what too few noisy
     steps leave untrained: at epsilon = 1 nominal 90 % intervals covered 15 to 97 % of the true
     values (see the guide to private inference). `DPSVIResult.noise_aware_posterior` includes the
-    noise, for `AutoNormal` and `AutoDiagonalNormal`. Check the coverage of model, clip bound and
-    steps on simulated data.
+    noise, for `AutoNormal`, `AutoDiagonalNormal`, `AutoMultivariateNormal` and
+    `AutoLowRankMultivariateNormal`. Check the coverage of model, clip bound and steps on simulated
+    data.
 
     Args:
       model: as numpyro's.
@@ -303,10 +342,9 @@ class DPSVI:
         computes that in the other parameters from the noisy sum and the draw from the guide, which
         is post-processing: the cost is the same, and scales have less noise.
       release_clipped_share: whether the number of clipped records is released with each sum, for
-        `DPSVIResult.noise_aware_posterior`, which then knows whether clipping moves it. For
-        `AutoNormal` and `AutoDiagonalNormal`, and one number ``l2_clip``. It is an entry of the
-        same Gaussian release, so the certificate is the same; what it costs is 3 % of the bound on
-        gradients.
+        `DPSVIResult.noise_aware_posterior`, which then knows whether clipping moves it. For the
+        guides of which that is, and one number ``l2_clip``. It is an entry of the same Gaussian
+        release, so the certificate is the same; what it costs is 3 % of the bound on gradients.
       **static_kwargs: further arguments for model and guide, as numpyro's.
 
     Attributes:
@@ -442,16 +480,16 @@ class DPSVI:
         # Model and guide are checked before the first step.
         params = self.optim.get_params(svi_state.optim_state)
         step = self._step(params, model_args)
-        if self.release_clipped_share:  # of which a trace is used
-            check_mean_field(self.guide, params)
-        traced = step.with_clipped(params, jnp.zeros(()))
+        traced = step.init_trace(params)
+        if self.release_clipped_share and traced is None:  # it is read from the trace
+            raise no_trace_error(self.guide, params)
         state = DPSVIState(
             svi_state.optim_state,
             svi_state.rng_key,
             self.mechanism.sampling.init(sampler_key),
             self.mechanism.noise(noise_key).init(step.released(params)),
             seeded_flag(key),
-            init_trace(traced) if mean_field_params(self.guide, params) else None,
+            traced,
         )
 
         # All processes of `jax.distributed` must make the same run.
@@ -895,13 +933,15 @@ class ModelData(TrainingData[StepData]):
 
 
 def to_arviz(samples: Draws, **groups: Draws) -> Any:
-    """Returns independent posterior draws as an `xarray.DataTree` for arviz, with further groups.
+    """Returns posterior draws as an `xarray.DataTree` for arviz, with further groups.
 
     R-hat and effective sample sizes do not apply to independent draws, which have one chain: arviz
-    shows NaN and about the number of draws. An attribute of the group ``posterior`` states it.
+    shows NaN and about the number of draws. An attribute of the group ``posterior`` states it. They
+    do to several chains, which `FullCurvaturePosterior` draws.
 
     Args:
-      samples: draws with axes ``(chain, draw, ...)``, as `DPSVI.posterior_samples` returns them.
+      samples: draws with axes ``(chain, draw, ...)``, as ``posterior_samples`` of `DPSVI`, its
+        results and noise-aware posteriors returns them.
       **groups: draws of ``posterior_predictive`` or ``predictions``, with as many chains and draws
         as ``samples``, and of ``prior`` and ``prior_predictive``: what `numpyro.infer.Predictive`
         returns with ``batch_ndims=2``, at **public** inputs.
@@ -921,4 +961,5 @@ def to_arviz(samples: Draws, **groups: Draws) -> Any:
     """
     check_type("samples", samples, Mapping, "a mapping from names to draws")
     note = "independent draws, not of a Markov chain: r_hat and effective sample size do not apply"
-    return make_data_tree(samples, groups, {"draws": note})
+    is_one_chain = all(np.shape(draws)[:1] == (1,) for draws in samples.values())
+    return make_data_tree(samples, groups, {"draws": note} if is_one_chain else {})

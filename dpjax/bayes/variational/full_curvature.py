@@ -1,0 +1,526 @@
+"""Noise-aware posterior of a multivariate normal guide: noisy log-likelihood and exact prior.
+
+A step draws the latent variables theta_t from the guide, which all records share, and releases the
+noisy sum g_t of the records' gradients at them. Where the log-likelihood is quadratic,
+
+  g_t = H (theta_t - theta_hat) + e_t,
+
+with a symmetric curvature H and noise e_t that is independent of theta_t given the past, whatever
+guide and optimiser. A regression of g_t on theta_t has H and the mean gradient. The posterior is
+the model's own prior times the density of that mean gradient given theta, whose noise includes that
+of the records (their score at theta has the variance H) and that of the steps: NUTS draws from it.
+
+H has d (d + 1) / 2 entries, which the trace of a noisy run does not determine each by itself. Off
+the diagonal they are normal a priori, with mean zero and a standard deviation that predicts the
+gradients of one half of the tail best from the other: in the coordinates of the latent variables,
+scaled by the guide, or in those in which the guide's draws are independent.
+
+In the directions in which noise and H are both diagonal the gradient of one is a regression by
+itself, with its own curvature, whose uncertainty NUTS integrates out.
+"""
+
+import math
+import warnings
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from numpyro.diagnostics import split_gelman_rubin
+from numpyro.handlers import block, seed, substitute, trace
+from numpyro.infer.hmc import HMCState, hmc
+from numpyro.infer.util import constrain_fn, potential_energy
+from numpyro.ops.provenance import eval_provenance
+from scipy.sparse.linalg import LinearOperator, cg
+
+from dpjax._checks import as_key, check, check_count
+from dpjax._typing import PRNGKey
+from dpjax.bayes.variational.elbo import ELBOTerms, Site, in_plate, log_prob
+from dpjax.bayes.variational.gradient_trace import (
+    TailProducts,
+    TailSums,
+    shift_products,
+    shift_sums,
+)
+from dpjax.bayes.variational.model_args import Leaves, ModelArgs, Values
+from dpjax.bayes.variational.noise_aware import NoiseAwarePosterior, OptimumFit
+
+Array: TypeAlias = npt.NDArray[np.float64]
+
+# Standard deviations of the prior of entries of H off the diagonal, as correlations.
+_SCALES = (0.0, 0.03, 0.1, 0.3, 1.0)
+# Of the tail: fewer leave the covariance of the gradients' noise too uncertain.
+_STEPS_PER_LATENT = 10
+_NUM_CHAINS, _NUM_WARMUP = 4, 500
+_LARGEST_R_HAT = 1.05
+# Of the regressions in messages.
+IN_DIRECTIONS = "latent variables, in directions of the curvature"
+
+
+class CurvatureFit(NamedTuple):
+    """Regression of the records' gradients on the latent variables, in directions.
+
+    Attributes:
+      directions: ``(k, k)``, rows of unit length: a coordinate of direction i is row i times the
+        latent variables minus ``center``.
+      mean: of the latent variables over the tail, ``(d,)``.
+      center: those that records read, ``(k,)``.
+      is_read: of each of the d latent variables, whether the records' likelihood reads it: k do.
+      each: the regression in each direction. Its ``mean`` is zero.
+      scale: standard deviation of the prior of entries off the diagonal, as correlations.
+    """
+
+    directions: Array
+    mean: Array
+    center: Array
+    is_read: npt.NDArray[np.bool_]
+    each: OptimumFit
+    scale: float
+
+
+class _Sums(NamedTuple):
+    """Moments over some blocks: number of steps, means, and sums of products about the means."""
+
+    num_steps: float
+    x: Array
+    g: Array
+    xx: Array
+    gx: Array
+    gg: Array
+
+
+class _Prior(NamedTuple):
+    """Estimate of H under a prior, by conjugacy.
+
+    Attributes:
+      curvature: posterior mean.
+      penalty: precision of the entries off the diagonal, infinite for a diagonal H.
+      coordinates: ``(k, k)``, columns: the latent variables are this matrix times coordinates in
+        which ``curvature`` is given.
+      scale: of the prior.
+      error: minus the log-likelihood of one half of the tail given the other, but for a constant.
+    """
+
+    curvature: Array
+    penalty: Array
+    coordinates: Array
+    scale: float
+    error: float
+
+
+def fit_curvature(
+    tail: TailSums,
+    products: TailProducts,
+    noise_variance: float,
+    covariance: Array,
+    is_read: npt.NDArray[np.bool_],
+) -> CurvatureFit:
+    """Returns the regression of the records' gradients on the latent variables.
+
+    Args:
+      tail: sums of the latent variables and of the records' noisy gradient by them.
+      products: theirs.
+      noise_variance: of the DP noise on the gradient of one step.
+      covariance: of the guide's draws, ``(d, d)``.
+      is_read: of each latent variable, whether the records' likelihood reads it. The others'
+        gradients are noise alone.
+    """
+    # The latent variables that records read.
+    mean = tail.center + tail.x.sum(0) / tail.counts.sum()
+    tail = TailSums(tail.counts, *(each[..., is_read] for each in tail[1:]))
+    products = TailProducts(*(each[:, is_read][:, :, is_read] for each in products))
+    covariance = covariance[np.ix_(is_read, is_read)]
+    size, num_steps = len(covariance), tail.counts.sum()
+    if num_steps < _STEPS_PER_LATENT * size:
+        raise ValueError(
+            f"the tail must have {_STEPS_PER_LATENT} steps for each latent variable or more, got"
+            f" {int(num_steps)} for {size}"
+        )
+
+    # Variance of the gradients' noise, at least that of the DP noise.
+    sums = _sums(tail, products, slice(None))
+    residual = sums.gg - sums.gx @ np.linalg.solve(sums.xx, sums.gx.T)
+    values, vectors = np.linalg.eigh(residual / (sums.num_steps - size - 1))
+    least = max(noise_variance, 1e-12 * np.trace(sums.gg) / sums.num_steps)  # no noise, no residual
+    values = np.maximum(values, least)
+    noise = (vectors * values) @ vectors.T
+
+    # H under each prior, and the one by which halves of the tail predict each other best.
+    halves = [_sums(tail, products, slice(first, None, 2)) for first in range(2)]
+    scales = np.diag(np.sqrt(np.diag(covariance))).astype(np.float64)
+    factor = np.linalg.cholesky(covariance).astype(np.float64)
+    fits = [
+        _fit_prior(sums, halves, noise, coordinates, scale)
+        for coordinates in (scales, factor)
+        for scale in (_SCALES if size > 1 else _SCALES[:1])
+    ]
+    fit = min(fits, key=lambda each: each.error)
+    inverse = np.linalg.inv(fit.coordinates)
+    curvature = inverse.T @ fit.curvature @ inverse
+
+    # Directions in which noise and H are diagonal: rows W^T of unit length, H W = noise W h.
+    white = vectors / np.sqrt(values)
+    _, rotation = np.linalg.eigh(white.T @ curvature @ white)
+    combinations = white @ rotation
+    directions = np.linalg.inv(combinations)
+    lengths = np.linalg.norm(directions, axis=1)
+    directions, combinations = directions / lengths[:, None], combinations * lengths
+
+    # The curvature in a direction, in which gradients are combinations^T g.
+    slope = np.diag(combinations.T @ curvature @ combinations)
+    slope_std = np.sqrt(
+        [_variance(fit, sums, noise, inverse @ direction) for direction in combinations.T]
+    )
+    return CurvatureFit(
+        directions,
+        mean,
+        mean[is_read],
+        is_read,
+        _in_directions(
+            tail, products, directions, combinations, curvature, noise, (slope, slope_std)
+        ),
+        fit.scale,
+    )
+
+
+def _sums(tail: TailSums, products: TailProducts, blocks: slice) -> _Sums:
+    n = tail.counts[blocks].sum()
+    x, g = tail.x[blocks].sum(0) / n, tail.g[blocks].sum(0) / n
+    return _Sums(
+        n,
+        x,
+        g,
+        products.xx[blocks].sum(0) - n * np.outer(x, x),
+        products.xg[blocks].sum(0).T - n * np.outer(g, x),
+        products.gg[blocks].sum(0) - n * np.outer(g, g),
+    )
+
+
+def _fit_prior(
+    sums: _Sums, halves: list[_Sums], noise: Array, coordinates: Array, scale: float
+) -> _Prior:
+    """H under a prior of entries off the diagonal, and how halves of the tail predict each other.
+
+    In coordinates y, x = C y, gradients are C^T g, and H is C^T H C.
+    """
+    inverse = np.linalg.inv(coordinates)
+    precision = inverse @ np.linalg.inv(noise) @ inverse.T
+
+    def of_half(sums: _Sums) -> tuple[Array, Array]:
+        return inverse @ sums.xx @ inverse.T, coordinates.T @ sums.gx @ inverse.T
+
+    def fit(xx: Array, gx: Array) -> tuple[Array, Array]:
+        # Least squares for a diagonal H.
+        weights = precision * xx
+        diagonal = np.linalg.solve(weights, np.diag(precision @ gx))
+        std = np.sqrt(np.diag(np.linalg.inv(weights)))
+        if scale == 0:
+            return np.diag(diagonal), np.full_like(xx, np.inf)
+
+        # Correlations of this standard deviation.
+        unit = np.maximum(diagonal, std)
+        penalty = 1 / (scale**2 * np.outer(unit, unit))
+        np.fill_diagonal(penalty, 0.0)
+        right = precision @ gx
+        return _solve(precision, xx, penalty, right + right.T), penalty
+
+    # Minus the log-likelihood of each half at the other's estimate.
+    moments, error = [of_half(half) for half in halves], 0.0
+    for (xx, gx), (other_xx, other_gx) in zip(moments, moments[::-1], strict=True):
+        curvature, _ = fit(xx, gx)
+        predicted = precision @ curvature
+        error += np.trace(predicted @ other_xx @ curvature) / 2 - np.sum(predicted * other_gx)
+    curvature, penalty = fit(*of_half(sums))
+    return _Prior(curvature, penalty, coordinates, scale, float(error))
+
+
+def _solve(precision: Array, xx: Array, penalty: Array, right: Array) -> Array:
+    """Returns the symmetric H with P H X + X H P + penalty * H = right, by conjugate gradients."""
+    shape = right.shape
+
+    def apply(entries: Array) -> Array:
+        half = precision @ entries.reshape(shape) @ xx
+        return (half + half.T + penalty * entries.reshape(shape)).ravel()
+
+    half = np.outer(np.diag(precision), np.diag(xx))
+    diagonal = (half + half.T + penalty).ravel()
+    operator, preconditioner = (
+        LinearOperator((right.size, right.size), matvec=each, dtype=float)
+        for each in (apply, lambda entries: entries / diagonal)
+    )
+    solution, _ = cg(operator, right.ravel(), rtol=1e-6, maxiter=2_000, M=preconditioner)
+    curvature = solution.reshape(shape)
+    return (curvature + curvature.T) / 2
+
+
+def _variance(fit: _Prior, sums: _Sums, noise: Array, direction: Array) -> float:
+    """Posterior variance of w^T H w, for a direction w in the coordinates of the estimate."""
+    inverse = np.linalg.inv(fit.coordinates)
+    precision = inverse @ np.linalg.inv(noise) @ inverse.T
+    xx = inverse @ sums.xx @ inverse.T
+    if fit.scale == 0:
+        squares = direction**2
+        return float(squares @ np.linalg.solve(precision * xx, squares))
+    outer = np.outer(direction, direction)
+    return float(np.sum(outer * _solve(precision, xx, fit.penalty, 2 * outer)))
+
+
+def _in_directions(
+    tail: TailSums,
+    products: TailProducts,
+    directions: Array,
+    combinations: Array,
+    curvature: Array,
+    noise: Array,
+    slopes: tuple[Array, Array],
+) -> OptimumFit:
+    """The regression and its checks in each direction, as for one coordinate of a guide."""
+    slope, slope_std = slopes
+    variance = np.diag(combinations.T @ noise @ combinations)
+    counts, sums = tail.counts, _sums(tail, products, slice(None))
+    size, n = len(slope), sums.num_steps
+
+    # Blocks' mean gradients around the line vary by variance / count under the model.
+    block_x, block_g = tail.x / counts[:, None] - sums.x, tail.g / counts[:, None] - sums.g
+    residuals = (block_g - block_x @ curvature) @ combinations
+    squares = (counts[:, None] * residuals**2).sum(0) / variance
+    dispersion = max(1.0, float(squares.sum()) / size / (len(counts) - 2))
+
+    # Both halves of the tail: their mean residuals, and their slopes.
+    half = len(counts) // 2
+    parts = [_sums(tail, products, part) for part in (slice(None, half), slice(half, None))]
+    means, of_parts, variances = [], [], []
+    for part in parts:
+        means.append((part.g - part.x @ curvature) @ combinations)
+        xx = np.diag(directions @ part.xx @ directions.T)
+        of_parts.append(np.diag(combinations.T @ part.gx @ directions.T) / xx)
+        variances.append(variance / xx)
+    of_mean = variance * sum(1 / part.num_steps for part in parts)
+    drift = (means[1] - means[0]) / np.sqrt(of_mean)
+    within = float((squares - drift**2).sum()) / size / (len(counts) - 3)
+    drift /= math.sqrt(max(1.0, within))
+    change = (of_parts[1] - of_parts[0]) / np.sqrt(sum(variances))
+
+    # Quadratic terms: gradients on what a square has beside its own regression on all variables.
+    totals = np.stack([each.sum(0) for each in tail[2:]])
+    _, squared, _, fourth, _, _, squared_g, _ = shift_sums(n, -sums.x, totals)
+    pairs = [each.sum(0)[None] for each in products]
+    third = shift_products(n, -sums.x[None], totals[None], pairs)[3][0]
+    on_x = np.linalg.solve(sums.xx, third.T).T
+    remainder = fourth - squared**2 / n - np.sum(on_x * third, axis=1)
+    product = squared_g - squared * sums.g - np.sum(on_x * sums.gx, axis=1)
+    remainder = np.where(remainder > 0, remainder, np.inf)
+    bend = product / np.sqrt(dispersion * np.diag(noise) * remainder)
+
+    return OptimumFit(
+        np.zeros(size),
+        combinations.T @ sums.g,
+        variance,
+        int(n),
+        slope,
+        slope_std,
+        np.full(size, dispersion),
+        drift,
+        change,
+        bend,
+    )
+
+
+class NoisyLikelihood(NamedTuple):
+    """Density of the trace given the latent variables, in units of the noise of the mean gradient.
+
+    Attributes:
+      positions: of the latent variables that records read, ``(k,)``.
+      center: ``(k,)``.
+      directions: ``(k, k)``.
+      slope: curvature in each direction, ``(k,)``.
+      slope_std: its standard deviation.
+      score: mean gradient of the log-likelihood at the centre, in each direction.
+    """
+
+    positions: jax.Array
+    center: jax.Array
+    directions: jax.Array
+    slope: jax.Array
+    slope_std: jax.Array
+    score: jax.Array
+
+
+def likelihood_of(fit: CurvatureFit) -> NoisyLikelihood:
+    """Returns the density of a trace given the latent variables, from its regression."""
+    each = fit.each
+    std = np.sqrt(each.dispersion * each.variance / each.num_steps)
+    values = (
+        fit.center,
+        fit.directions * std[:, None],
+        each.slope / std**2,
+        each.slope_std / std**2,
+        -each.mean_gradient / std,
+    )
+    positions = jnp.asarray(np.flatnonzero(fit.is_read))
+    return NoisyLikelihood(positions, *(jnp.asarray(value, float) for value in values))
+
+
+def read_latents(terms: ELBOTerms, params: Values, model_args: ModelArgs) -> npt.NDArray[np.bool_]:
+    """Returns, of each entry of the guide's vector, whether the records' likelihood reads it.
+
+    Found in the program: whatever enters a loop, a branch or a call-back counts as read.
+
+    Args:
+      terms: of the negative ELBO, with a guide that draws one vector.
+      params: of the guide.
+      model_args: arguments of the model.
+    """
+    guide: Any = terms.guide
+    args, kwargs = model_args.spec.constant_args(model_args.arrays)
+
+    def loss(**latents: jax.Array) -> jax.Array:
+        values = constrain_fn(terms.model, args, kwargs, latents)
+        fixed = substitute(seed(terms.model, 0), data={name: values[name] for name in latents})
+        sites = trace(fixed).get_trace(*args, **kwargs).values()
+        of_records = [site for site in sites if is_record_site(site, terms.plate)]
+        return sum((jnp.sum(log_prob(site)) for site in of_records), jnp.zeros(()))
+
+    mean = jnp.asarray(params[f"{guide.prefix}_loc"])
+    with warnings.catch_warnings():  # constant records need not be in the support of a site
+        warnings.filterwarnings("ignore", ".*Out-of-support values")
+        read = eval_provenance(loss, **guide._unpack_latent(mean))
+    positions = guide._unpack_latent(np.arange(mean.size))
+    is_read = np.zeros(mean.size, bool)
+    for name in read:
+        is_read[positions[name]] = True
+    return is_read
+
+
+def is_record_site(site: Site, plate: str) -> bool:
+    """Returns whether a site is of the records: sampled under their plate."""
+    return site["type"] == "sample" and in_plate(site, plate)
+
+
+@partial(jax.jit, static_argnames=("terms", "num_draws"))
+def draw_latents(
+    terms: ELBOTerms,
+    num_draws: int,
+    keys: PRNGKey,
+    starts: jax.Array,
+    likelihood: NoisyLikelihood,
+    arrays: Leaves,
+) -> Values:
+    """Draws the latent variables given a trace by NUTS, one chain for each key.
+
+    Args:
+      terms: of the negative ELBO; its model has the prior.
+      num_draws: of each chain.
+      keys: of the chains.
+      starts: of the chains, vectors of the guide.
+      likelihood: of the trace.
+      arrays: public arguments of the model.
+
+    Returns:
+      By site ``(chains, num_draws, ...)``.
+    """
+    guide: Any = terms.guide
+    unpack = guide._unpack_latent
+    args, kwargs = terms.spec.constant_args(arrays)
+    prior = block(seed(terms.model, 0), hide_fn=partial(is_record_site, plate=terms.plate))
+
+    def potential(unknowns: tuple[jax.Array, jax.Array]) -> jax.Array:
+        # Curvatures above zero, flat together with the mean gradient, as in the regression.
+        vector, raw = unknowns
+        slope = likelihood.slope_std * jax.nn.softplus(raw)
+        squares = ((slope - likelihood.slope) / likelihood.slope_std) ** 2
+        log_prior = jnp.sum(jnp.log(slope) + jax.nn.log_sigmoid(raw) - squares / 2)
+
+        # The score given the latent variables: noise of records and of steps.
+        at = vector[likelihood.positions] - likelihood.center
+        residual, variance = likelihood.score - slope * (likelihood.directions @ at), slope + 1
+        log_density = -jnp.sum(residual**2 / variance + jnp.log(variance)) / 2
+
+        of_prior: jax.Array = potential_energy(prior, args, kwargs, unpack(vector))
+        return of_prior - log_prior - log_density
+
+    def chain(key: PRNGKey, start: jax.Array) -> Values:
+        # The inverse of softplus; large values are their own.
+        ratio = jnp.clip(likelihood.slope / likelihood.slope_std, 1.0)
+        raw = ratio + jnp.log(-jnp.expm1(-ratio))
+        initialise, step = hmc(potential, algo="NUTS")
+        state = initialise((start, raw), _NUM_WARMUP, dense_mass=True, rng_key=key)
+
+        def keep(state: HMCState, _: None) -> tuple[HMCState, jax.Array]:
+            state = step(state)
+            return state, state.z[0]
+
+        state, _ = jax.lax.scan(lambda state, _: (step(state), None), state, length=_NUM_WARMUP)
+        _, vectors = jax.lax.scan(keep, state, length=num_draws)
+        constrain = partial(constrain_fn, prior, args, kwargs)
+        return jax.vmap(lambda vector: constrain(unpack(vector)))(vectors)
+
+    draws: Values = jax.vmap(chain)(keys, starts)
+    return draws
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullCurvaturePosterior(NoiseAwarePosterior):
+    """Noise-aware posterior of a multivariate normal guide: see `NoiseAwarePosterior`.
+
+    The model's prior times the density of the noisy gradients given the latent variables, without
+    the guide: correlations are those of the records' gradients, and priors need not be normal. NUTS
+    draws from it in the unconstrained latent variables. Where the trace does not identify a
+    curvature, draws follow the prior.
+
+    Attributes:
+      fit: the regression of the records' gradients.
+      terms: of the negative ELBO; its model has the prior.
+    """
+
+    fit: CurvatureFit
+    terms: ELBOTerms = field(repr=False)
+
+    def posterior_samples(self, rng_key: PRNGKey, num_samples: int) -> dict[str, jax.Array]:
+        """Draws the latent variables by four chains of NUTS.
+
+        Args:
+          rng_key: a JAX key.
+          num_samples: number of draws of all chains together: a multiple of 4, and 400 or more.
+
+        Returns:
+          For each latent variable of the model outside of the plate an array
+          ``(4, num_samples / 4, ...)``: chains and draws. A warning is given where split R-hat is
+          above 1.05.
+        """
+        check_count("num_samples", num_samples, minimum=100 * _NUM_CHAINS)
+        allowed = f"a multiple of {_NUM_CHAINS}, the number of chains"
+        check(num_samples % _NUM_CHAINS == 0, "num_samples", num_samples, allowed)
+
+        # Starts around the mean of the iterates, as far as their curvatures tell.
+        start_key, key = jax.random.split(as_key(rng_key))
+        each = self.fit.each
+        scales = 1 / np.sqrt(np.maximum(each.slope, each.slope_std))
+        draws = jax.random.normal(start_key, (_NUM_CHAINS, len(scales))) * scales
+        moves = jnp.linalg.solve(self.fit.directions, draws.T).T
+        vectors = jnp.asarray(self.fit.mean) + jnp.zeros((_NUM_CHAINS, 1))
+        starts = vectors.at[:, self.fit.is_read].add(moves)
+
+        samples = draw_latents(
+            self.terms,
+            num_samples // _NUM_CHAINS,
+            jax.random.split(key, _NUM_CHAINS),
+            starts,
+            likelihood_of(self.fit),
+            self.model_args.arrays,
+        )
+
+        # Did the chains mix?
+        r_hat = max(
+            float(np.max(split_gelman_rubin(np.asarray(each)))) for each in samples.values()
+        )
+        if not r_hat <= _LARGEST_R_HAT:
+            warnings.warn(
+                f"the chains of posterior_samples mixed poorly: largest split R-hat {r_hat:.3f}"
+                f" (above {_LARGEST_R_HAT} is too large): raise num_samples",
+                stacklevel=2,
+            )
+        return samples
