@@ -4,8 +4,10 @@ Each is a notebook without outputs and its pair in MyST Markdown, which must hav
 executed copies go to build/notebooks, from where the documentation takes them.
 """
 
+import os
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +18,14 @@ from nbclient import NotebookClient
 HERE = Path(__file__).parent
 OUT = HERE.parent / "build" / "notebooks"
 _AT_ONCE = 2
+# Most of a tutorial is tracing and compiling small programs, as in the tests (tests/conftest.py): with
+# fewer optimisations, no line numbers, and in one part each. What is set in the environment stays.
+_ENVIRONMENT = {
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "XLA_FLAGS": "--xla_cpu_parallel_codegen_split_count=1",
+}
 
 
 def find_difference(path: Path) -> str | None:
@@ -40,9 +50,14 @@ def main(arguments: Sequence[str]) -> str | None:
     if differences := [text for path in paths if (text := find_difference(path))]:
         return "\n".join(differences)
     OUT.mkdir(parents=True, exist_ok=True)
-    # Most of a tutorial is tracing and compiling, which use one core.
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        running = [threads.submit(execute, path) for path in paths]
+    # Tracing and compiling use one core.
+    with ThreadPoolExecutor(_AT_ONCE) as threads, tempfile.TemporaryDirectory() as cache:
+        environment = _ENVIRONMENT | os.environ
+        # Programs that two tutorials have in common, or two parts of one, are compiled once.
+        environment["JAX_COMPILATION_CACHE_DIR"] = (
+            os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache
+        )
+        running = [threads.submit(execute, path, environment) for path in paths]
         try:
             for each in running:
                 each.result()
@@ -51,8 +66,8 @@ def main(arguments: Sequence[str]) -> str | None:
     return None
 
 
-def execute(path: Path) -> None:
-    """Executes one notebook in a kernel of its own, and writes the copy."""
+def execute(path: Path, environment: Mapping[str, str]) -> None:
+    """Executes one notebook in a kernel of its own with an environment, and writes the copy."""
     notebook = nbformat.read(path, as_version=4)
     # In their folder, as Jupyter does. What a cell prints while it computes arrives in pieces, which
     # are joined.
@@ -63,7 +78,7 @@ def execute(path: Path) -> None:
         coalesce_streams=True,
         resources={"metadata": {"path": str(HERE)}},
     )
-    client.execute()
+    client.execute(env=environment)
     nbformat.write(notebook, OUT / path.name)
     print(f"{path.name}: executed", flush=True)
 
