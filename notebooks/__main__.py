@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import jaxlib.version
 import jupytext
 import nbformat
 from nbclient import NotebookClient
@@ -18,14 +19,19 @@ from nbclient import NotebookClient
 HERE = Path(__file__).parent
 OUT = HERE.parent / "build" / "notebooks"
 _AT_ONCE = 2
-# Most of a tutorial is tracing and compiling small programs, as in the tests (tests/conftest.py): with
-# fewer optimisations, no line numbers, and in one part each. What is set in the environment stays.
+# Most of a tutorial is tracing and compiling small programs: with fewer optimisations, no line numbers,
+# one part each and the faster one of two code generators, as in the tests (tests/conftest.py: no tutorial
+# has indices of 8 bits); and one thread each. What is set in the environment stays.
 _ENVIRONMENT = {
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "XLA_FLAGS": "--xla_cpu_parallel_codegen_split_count=1",
+    "XLA_FLAGS": "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_multi_thread_eigen=false",
 }
+if jaxlib.version.__version_info__ < (0, 11):
+    _ENVIRONMENT["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
+# Programs that run for longer than they compile, and are timed.
+_OPTIMISED = {"private_lora"}
 
 
 def find_difference(path: Path) -> str | None:
@@ -52,12 +58,16 @@ def main(arguments: Sequence[str]) -> str | None:
     OUT.mkdir(parents=True, exist_ok=True)
     # Tracing and compiling use one core.
     with ThreadPoolExecutor(_AT_ONCE) as threads, tempfile.TemporaryDirectory() as cache:
-        environment = _ENVIRONMENT | os.environ
         # Programs that two tutorials have in common, or two parts of one, are compiled once.
-        environment["JAX_COMPILATION_CACHE_DIR"] = (
-            os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache
-        )
-        running = [threads.submit(execute, path, environment) for path in paths]
+        cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache
+        given = {**os.environ, "JAX_COMPILATION_CACHE_DIR": cache}
+        optimised = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
+        running = [
+            threads.submit(
+                execute, path, _ENVIRONMENT | (optimised if path.stem in _OPTIMISED else {}) | given
+            )
+            for path in paths
+        ]
         try:
             for each in running:
                 each.result()
@@ -75,6 +85,8 @@ def execute(path: Path, environment: Mapping[str, str]) -> None:
         notebook,
         timeout=600,
         kernel_name="python3",
+        # Tracing makes many objects that live on: looking for garbage less often saves time.
+        extra_arguments=["--IPKernelApp.exec_lines=import gc; gc.set_threshold(100_000, 20, 20)"],
         coalesce_streams=True,
         resources={"metadata": {"path": str(HERE)}},
     )
