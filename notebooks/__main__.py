@@ -30,8 +30,6 @@ _ENVIRONMENT = {
 }
 if jaxlib.version.__version_info__ < (0, 11):
     _ENVIRONMENT["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
-# Programs that run for longer than they compile, and are timed.
-_OPTIMISED = {"private_lora"}
 
 
 def find_difference(path: Path) -> str | None:
@@ -60,14 +58,8 @@ def main(arguments: Sequence[str]) -> str | None:
     with ThreadPoolExecutor(_AT_ONCE) as threads, tempfile.TemporaryDirectory() as cache:
         # Programs that two tutorials have in common, or two parts of one, are compiled once.
         cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache
-        given = {**os.environ, "JAX_COMPILATION_CACHE_DIR": cache}
-        optimised = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
-        running = [
-            threads.submit(
-                execute, path, _ENVIRONMENT | (optimised if path.stem in _OPTIMISED else {}) | given
-            )
-            for path in paths
-        ]
+        environment = _ENVIRONMENT | os.environ | {"JAX_COMPILATION_CACHE_DIR": cache}
+        running = [threads.submit(execute, path, environment) for path in paths]
         try:
             for each in running:
                 each.result()
