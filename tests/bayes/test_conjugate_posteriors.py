@@ -87,6 +87,16 @@ def test_mixture_weighs_its_components():
     np.testing.assert_allclose(mixed.quantile(0.9)[1], stats.beta.ppf(0.9, 2, 4), rtol=1e-9)
 
 
+@pytest.mark.parametrize("length", [3, 5])
+def test_distribution_function_of_a_mixture_on_a_grid(length):
+    """Three points are as many as the mixture has components."""
+    mixed, grid = mixture(), np.linspace(0.1, 0.8, length)[:, None] + np.zeros(2)
+    expected = np.stack([mixed.cdf(point) for point in grid])
+    np.testing.assert_array_equal(mixed.cdf(grid), expected)
+    np.testing.assert_array_equal(mixed.cdf(grid[None]), expected[None])
+    np.testing.assert_allclose(expected[:, 1], stats.beta.cdf(grid[:, 1], 2, 4))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("entries", [1, 3])
 def test_sample_of_a_mixture_is_by_weight(entries):

@@ -286,7 +286,14 @@ class Mixture(Posterior):
         return self._weighted_sum(self.components.mean)
 
     def cdf(self, parameters: npt.ArrayLike) -> Array:
-        return self._weighted_sum(self.components.cdf(as_float64(parameters, "parameters")))
+        values = as_float64(parameters, "parameters")
+        more = values.ndim - self.mean.ndim
+        if more <= 0:
+            return self._weighted_sum(self.components.cdf(values))
+
+        # Axes in front would be taken for that of the components.
+        each = values.reshape(-1, *values.shape[more:])
+        return np.stack([self.cdf(one) for one in each]).reshape(values.shape)
 
     def quantile(self, probability: float) -> Array:
         """Returns the quantiles, by bisection between those of the components.
