@@ -14,6 +14,7 @@ import optax
 from dpjax._checks import check
 from dpjax._typing import Numeric, PRNGKey, PyTree
 from dpjax.bayes.variational import DPSVI
+from dpjax.bayes.variational.noise_aware import pool
 from dpjax.bayes.variational.step import DPSVIState
 from dpjax.gradients.clipping import total_l2_clip
 from dpjax.gradients.loss_checks import split_params
@@ -266,13 +267,8 @@ class InferenceSteps(Steps):
         run_key, draws_key = jax.random.split(key)
         svi = self._runs[mechanism, rate]
         result = svi.run(run_key, *args, progress_bar=False, **kwargs)
-        if self.method.posterior == "guide":
-            draws = result.posterior_samples(draws_key, num_draws)
-        else:  # more of them, as draws of a chain are independent if they are far enough apart
-            aware = result.noise_aware_posterior()
-            draws = aware.posterior_samples(draws_key, 4 * max(num_draws, 100))
-        pooled = {name: jax.lax.collapse(values, 0, 2) for name, values in draws.items()}
-        return {name: each[:: len(each) // num_draws][:num_draws] for name, each in pooled.items()}
+        released = result if self.method.posterior == "guide" else result.noise_aware_posterior()
+        return pool(released.posterior_samples(draws_key, num_draws), num_draws)
 
 
 def steps_of(method: Training | Inference) -> TrainingSteps | InferenceSteps:

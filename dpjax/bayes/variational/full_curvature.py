@@ -16,7 +16,9 @@ gradients of one half of the tail best from the other: in the coordinates of the
 scaled by the guide, or in those in which the guide's draws are independent.
 
 In the directions in which noise and H are both diagonal the gradient of one is a regression by
-itself, with its own curvature, whose uncertainty NUTS integrates out.
+itself, with its own curvature, whose uncertainty NUTS integrates out. Where that is identified,
+curvature and mean gradient are flat a priori; where it is not, curvature and latent variables are
+independent, so that draws are limited by the prior of the latent variables alone.
 """
 
 import math
@@ -36,7 +38,7 @@ from numpyro.infer.util import constrain_fn, potential_energy
 from numpyro.ops.provenance import eval_provenance
 from scipy.sparse.linalg import LinearOperator, cg
 
-from dpjax._checks import as_key, check, check_count
+from dpjax._checks import as_key, check_count
 from dpjax._typing import PRNGKey
 from dpjax.bayes.variational.elbo import ELBOTerms, Site, in_plate, log_prob
 from dpjax.bayes.variational.gradient_trace import (
@@ -46,7 +48,11 @@ from dpjax.bayes.variational.gradient_trace import (
     shift_sums,
 )
 from dpjax.bayes.variational.model_args import Leaves, ModelArgs, Values
-from dpjax.bayes.variational.noise_aware import NoiseAwarePosterior, OptimumFit
+from dpjax.bayes.variational.noise_aware import (
+    MIN_SLOPE_RATIO,
+    NoiseAwarePosterior,
+    OptimumFit,
+)
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -55,7 +61,8 @@ _SCALES = (0.0, 0.03, 0.1, 0.3, 1.0)
 # Of the tail: fewer leave the covariance of the gradients' noise too uncertain.
 _STEPS_PER_LATENT = 10
 _NUM_CHAINS, _NUM_WARMUP = 4, 500
-_LARGEST_R_HAT = 1.05
+_LEAST_DRAWS = 250  # of each chain
+_LARGEST_R_HAT, _LARGEST_DIVERGING = 1.05, 0.01
 # Of the regressions in messages.
 IN_DIRECTIONS = "latent variables, in directions of the curvature"
 
@@ -67,10 +74,12 @@ class CurvatureFit(NamedTuple):
       directions: ``(k, k)``, rows of unit length: a coordinate of direction i is row i times the
         latent variables minus ``center``.
       mean: of the latent variables over the tail, ``(d,)``.
-      center: those that records read, ``(k,)``.
+      center: the entries of ``mean`` that records read, ``(k,)``.
       is_read: of each of the d latent variables, whether the records' likelihood reads it: k do.
-      each: the regression in each direction. Its ``mean`` is zero.
-      scale: standard deviation of the prior of entries off the diagonal, as correlations.
+      each: the regression in each direction. Its ``mean`` is zero, and its ``bend`` is of the
+        latent variables, in combinations of them that are independent.
+      scale: standard deviation of the prior of entries off the diagonal, as correlations, in the
+        coordinates by which halves of the tail predict each other best.
     """
 
     directions: Array
@@ -79,6 +88,11 @@ class CurvatureFit(NamedTuple):
     is_read: npt.NDArray[np.bool_]
     each: OptimumFit
     scale: float
+
+    @property
+    def combinations(self) -> Array:
+        """``(k, k)``, columns: gradients in a direction are a column times those by the latents."""
+        return np.asarray(np.linalg.inv(self.directions), np.float64)
 
 
 class _Sums(NamedTuple):
@@ -127,6 +141,9 @@ def fit_curvature(
       covariance: of the guide's draws, ``(d, d)``.
       is_read: of each latent variable, whether the records' likelihood reads it. The others'
         gradients are noise alone.
+
+    Raises:
+      ValueError: too few steps; no latent variable is read; the guide's covariance is singular.
     """
     # The latent variables that records read.
     mean = tail.center + tail.x.sum(0) / tail.counts.sum()
@@ -134,6 +151,14 @@ def fit_curvature(
     products = TailProducts(*(each[:, is_read][:, :, is_read] for each in products))
     covariance = covariance[np.ix_(is_read, is_read)]
     size, num_steps = len(covariance), tail.counts.sum()
+    if not size:
+        raise ValueError("the records' likelihood must read a latent variable, but reads none")
+    least = np.linalg.eigvalsh(_correlation(covariance))[0]
+    if not least > 1e-12:
+        raise ValueError(
+            "the covariance of the guide must be positive definite, got correlations with the"
+            f" least eigenvalue {least:.1e}: the run has diverged, or latent variables are equal"
+        )
     if num_steps < _STEPS_PER_LATENT * size:
         raise ValueError(
             f"the tail must have {_STEPS_PER_LATENT} steps for each latent variable or more, got"
@@ -144,14 +169,14 @@ def fit_curvature(
     sums = _sums(tail, products, slice(None))
     residual = sums.gg - sums.gx @ np.linalg.solve(sums.xx, sums.gx.T)
     values, vectors = np.linalg.eigh(residual / (sums.num_steps - size - 1))
-    least = max(noise_variance, 1e-12 * np.trace(sums.gg) / sums.num_steps)  # no noise, no residual
-    values = np.maximum(values, least)
+    of_rounding = 1e-12 * np.trace(sums.gg) / sums.num_steps
+    values = np.maximum(values, max(noise_variance, of_rounding))
     noise = (vectors * values) @ vectors.T
 
     # H under each prior, and the one by which halves of the tail predict each other best.
     halves = [_sums(tail, products, slice(first, None, 2)) for first in range(2)]
-    scales = np.diag(np.sqrt(np.diag(covariance))).astype(np.float64)
-    factor = np.linalg.cholesky(covariance).astype(np.float64)
+    scales = np.asarray(np.diag(np.sqrt(np.diag(covariance))), np.float64)
+    factor = np.asarray(np.linalg.cholesky(covariance), np.float64)
     fits = [
         _fit_prior(sums, halves, noise, coordinates, scale)
         for coordinates in (scales, factor)
@@ -161,7 +186,7 @@ def fit_curvature(
     inverse = np.linalg.inv(fit.coordinates)
     curvature = inverse.T @ fit.curvature @ inverse
 
-    # Directions in which noise and H are diagonal: rows W^T of unit length, H W = noise W h.
+    # Directions D with rows of unit length, and W = D^-1: W^T H W and W^T noise W are diagonal.
     white = vectors / np.sqrt(values)
     _, rotation = np.linalg.eigh(white.T @ curvature @ white)
     combinations = white @ rotation
@@ -251,7 +276,9 @@ def _solve(precision: Array, xx: Array, penalty: Array, right: Array) -> Array:
         LinearOperator((right.size, right.size), matvec=each, dtype=float)
         for each in (apply, lambda entries: entries / diagonal)
     )
-    solution, _ = cg(operator, right.ravel(), rtol=1e-6, maxiter=2_000, M=preconditioner)
+    solution, failed = cg(operator, right.ravel(), rtol=1e-6, maxiter=20_000, M=preconditioner)
+    if failed:
+        raise RuntimeError(f"conjugate gradients did not converge for a curvature {shape}")
     curvature = solution.reshape(shape)
     return (curvature + curvature.T) / 2
 
@@ -315,6 +342,10 @@ def _in_directions(
     remainder = np.where(remainder > 0, remainder, np.inf)
     bend = product / np.sqrt(dispersion * np.diag(noise) * remainder)
 
+    # Independent combinations of them: of normal variables squares have the squared correlation.
+    correlation = _correlation(noise) * _correlation(sums.xx) ** 2
+    bend = np.linalg.solve(np.linalg.cholesky(correlation + 1e-9 * np.eye(size)), bend)
+
     return OptimumFit(
         np.zeros(size),
         combinations.T @ sums.g,
@@ -327,6 +358,11 @@ def _in_directions(
         change,
         bend,
     )
+
+
+def _correlation(covariance: Array) -> Array:
+    std = np.sqrt(np.diag(covariance))
+    return covariance / np.outer(std, std)
 
 
 class NoisyLikelihood(NamedTuple):
@@ -400,6 +436,20 @@ def is_record_site(site: Site, plate: str) -> bool:
     return site["type"] == "sample" and in_plate(site, plate)
 
 
+class Chains(NamedTuple):
+    """Draws of Markov chains.
+
+    Attributes:
+      values: of the latent variables, by site ``(chains, draws, ...)``.
+      unknowns: all that NUTS samples, without constraints, ``(chains, draws, d + k)``.
+      diverging: which transitions diverged, ``(chains, draws)``.
+    """
+
+    values: Values
+    unknowns: jax.Array
+    diverging: jax.Array
+
+
 @partial(jax.jit, static_argnames=("terms", "num_draws"))
 def draw_latents(
     terms: ELBOTerms,
@@ -408,7 +458,7 @@ def draw_latents(
     starts: jax.Array,
     likelihood: NoisyLikelihood,
     arrays: Leaves,
-) -> Values:
+) -> Chains:
     """Draws the latent variables given a trace by NUTS, one chain for each key.
 
     Args:
@@ -420,19 +470,22 @@ def draw_latents(
       arrays: public arguments of the model.
 
     Returns:
-      By site ``(chains, num_draws, ...)``.
+      The chains, after their warm-up.
     """
     guide: Any = terms.guide
     unpack = guide._unpack_latent
     args, kwargs = terms.spec.constant_args(arrays)
     prior = block(seed(terms.model, 0), hide_fn=partial(is_record_site, plate=terms.plate))
 
+    is_identified = likelihood.slope >= MIN_SLOPE_RATIO * likelihood.slope_std
+
     def potential(unknowns: tuple[jax.Array, jax.Array]) -> jax.Array:
-        # Curvatures above zero, flat together with the mean gradient, as in the regression.
+        # Curvatures above zero. The slope is the Jacobian from the mean gradient to its zero.
         vector, raw = unknowns
         slope = likelihood.slope_std * jax.nn.softplus(raw)
         squares = ((slope - likelihood.slope) / likelihood.slope_std) ** 2
-        log_prior = jnp.sum(jnp.log(slope) + jax.nn.log_sigmoid(raw) - squares / 2)
+        jacobian = jnp.where(is_identified, jnp.log(slope), 0.0)
+        log_prior = jnp.sum(jacobian + jax.nn.log_sigmoid(raw) - squares / 2)
 
         # The score given the latent variables: noise of records and of steps.
         at = vector[likelihood.positions] - likelihood.center
@@ -442,23 +495,26 @@ def draw_latents(
         of_prior: jax.Array = potential_energy(prior, args, kwargs, unpack(vector))
         return of_prior - log_prior - log_density
 
-    def chain(key: PRNGKey, start: jax.Array) -> Values:
+    def chain(key: PRNGKey, start: jax.Array) -> Chains:
         # The inverse of softplus; large values are their own.
         ratio = jnp.clip(likelihood.slope / likelihood.slope_std, 1.0)
         raw = ratio + jnp.log(-jnp.expm1(-ratio))
         initialise, step = hmc(potential, algo="NUTS")
         state = initialise((start, raw), _NUM_WARMUP, dense_mass=True, rng_key=key)
 
-        def keep(state: HMCState, _: None) -> tuple[HMCState, jax.Array]:
+        def keep(
+            state: HMCState, _: None
+        ) -> tuple[HMCState, tuple[jax.Array, jax.Array, jax.Array]]:
             state = step(state)
-            return state, state.z[0]
+            return state, (*state.z, state.diverging)
 
         state, _ = jax.lax.scan(lambda state, _: (step(state), None), state, length=_NUM_WARMUP)
-        _, vectors = jax.lax.scan(keep, state, length=num_draws)
+        _, (vectors, raw, diverging) = jax.lax.scan(keep, state, length=num_draws)
         constrain = partial(constrain_fn, prior, args, kwargs)
-        return jax.vmap(lambda vector: constrain(unpack(vector)))(vectors)
+        values = jax.vmap(lambda vector: constrain(unpack(vector)))(vectors)
+        return Chains(values, jnp.concatenate([vectors, raw], axis=-1), diverging)
 
-    draws: Values = jax.vmap(chain)(keys, starts)
+    draws: Chains = jax.vmap(chain)(keys, starts)
     return draws
 
 
@@ -469,7 +525,7 @@ class FullCurvaturePosterior(NoiseAwarePosterior):
     The model's prior times the density of the noisy gradients given the latent variables, without
     the guide: correlations are those of the records' gradients, and priors need not be normal. NUTS
     draws from it in the unconstrained latent variables. Where the trace does not identify a
-    curvature, draws follow the prior.
+    curvature, the prior limits the draws.
 
     Attributes:
       fit: the regression of the records' gradients.
@@ -484,29 +540,32 @@ class FullCurvaturePosterior(NoiseAwarePosterior):
 
         Args:
           rng_key: a JAX key.
-          num_samples: number of draws of all chains together: a multiple of 4, and 400 or more.
+          num_samples: number of draws of all chains together, rounded up to a multiple of 4. Of
+            chains of 250 draws or more, evenly spaced ones.
 
         Returns:
           For each latent variable of the model outside of the plate an array
           ``(4, num_samples / 4, ...)``: chains and draws. A warning is given where split R-hat is
-          above 1.05.
+          above 1.05, or more than one in a hundred transitions diverged.
+
+        Raises:
+          ValueError: ``num_samples`` is below one.
         """
-        check_count("num_samples", num_samples, minimum=100 * _NUM_CHAINS)
-        allowed = f"a multiple of {_NUM_CHAINS}, the number of chains"
-        check(num_samples % _NUM_CHAINS == 0, "num_samples", num_samples, allowed)
+        check_count("num_samples", num_samples)
+        in_chain = -(-num_samples // _NUM_CHAINS)
+        num_draws = max(in_chain, _LEAST_DRAWS)
 
         # Starts around the mean of the iterates, as far as their curvatures tell.
         start_key, key = jax.random.split(as_key(rng_key))
         each = self.fit.each
         scales = 1 / np.sqrt(np.maximum(each.slope, each.slope_std))
-        draws = jax.random.normal(start_key, (_NUM_CHAINS, len(scales))) * scales
-        moves = jnp.linalg.solve(self.fit.directions, draws.T).T
-        vectors = jnp.asarray(self.fit.mean) + jnp.zeros((_NUM_CHAINS, 1))
-        starts = vectors.at[:, self.fit.is_read].add(moves)
+        normals = jax.random.normal(start_key, (_NUM_CHAINS, len(scales))) * scales
+        starts = jnp.asarray(self.fit.mean) + jnp.zeros((_NUM_CHAINS, 1))
+        starts = starts.at[:, self.fit.is_read].add(normals @ self.fit.combinations.T)
 
-        samples = draw_latents(
+        chains = draw_latents(
             self.terms,
-            num_samples // _NUM_CHAINS,
+            num_draws,
             jax.random.split(key, _NUM_CHAINS),
             starts,
             likelihood_of(self.fit),
@@ -514,13 +573,20 @@ class FullCurvaturePosterior(NoiseAwarePosterior):
         )
 
         # Did the chains mix?
-        r_hat = max(
-            float(np.max(split_gelman_rubin(np.asarray(each)))) for each in samples.values()
-        )
+        r_hat = float(np.max(split_gelman_rubin(np.asarray(chains.unknowns))))
         if not r_hat <= _LARGEST_R_HAT:
             warnings.warn(
                 f"the chains of posterior_samples mixed poorly: largest split R-hat {r_hat:.3f}"
                 f" (above {_LARGEST_R_HAT} is too large): raise num_samples",
                 stacklevel=2,
             )
-        return samples
+        share = float(jnp.mean(chains.diverging))
+        if share > _LARGEST_DIVERGING:
+            warnings.warn(
+                f"{share:.1%} of the transitions of posterior_samples diverged (above"
+                f" {_LARGEST_DIVERGING:.0%} is too many), so draws may miss a part of the"
+                " posterior: a non-centred model (numpyro.infer.reparam) where a scale is near zero",
+                stacklevel=2,
+            )
+        step = num_draws // in_chain
+        return {name: each[:, ::step][:, :in_chain] for name, each in chains.values.items()}

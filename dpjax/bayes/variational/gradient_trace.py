@@ -91,14 +91,16 @@ def vector_mean(guide: Callable[..., object], params: Values) -> str | None:
     return names[0]
 
 
-def no_trace_error(guide: Callable[..., object], params: Mapping[str, object]) -> ValueError:
+def no_trace_error(
+    guide: Callable[..., object], params: Mapping[str, object], num_particles: int
+) -> ValueError:
     """Returns the error of a guide whose gradients are not recorded."""
     return ValueError(
         f"guide must be AutoNormal or AutoDiagonalNormal of at most {MAX_PARAMETERS:,} parameters,"
         " or AutoMultivariateNormal or AutoLowRankMultivariateNormal of at most"
         f" {MAX_LATENTS} latent variables and with one particle, and the model without param"
-        f" sites, got {type(guide).__name__} with parameters of shapes"
-        f" {jax.tree.map(jnp.shape, dict(params))}"
+        f" sites, got {type(guide).__name__}, num_particles = {num_particles} and parameters of"
+        f" shapes {jax.tree.map(jnp.shape, dict(params))}"
     )
 
 

@@ -71,7 +71,9 @@ _NARROWER_RANGE = (
 
 
 class OptimumFit(NamedTuple):
-    """Regression of the gradients of the guide's means on the means, by coordinate.
+    """Regression of gradients on what they were taken at, by coordinate or direction.
+
+    Of a mean-field guide on its means, of a multivariate normal guide on its draws.
 
     Attributes:
       mean: average of the parameter over the tail.
@@ -215,14 +217,15 @@ def fit_optimum(
     )
 
 
-def move_by_loss(fits: dict[str, OptimumFit], loss: float) -> float:
+def move_by_loss(fits: dict[str, OptimumFit], loss: float, lengths: npt.ArrayLike = 1.0) -> float:
     """Returns how many posterior standard deviations estimates move by if gradients lose ``loss``.
 
     Args:
       fits: the regressions, by the name of the guide's means.
       loss: L2 norm of what the gradient of all records loses, the same in each coordinate.
+      lengths: of the combinations of gradients that are regressed.
     """
-    each = loss / math.sqrt(sum(fit.mean.size for fit in fits.values()))
+    each = loss / math.sqrt(sum(fit.mean.size for fit in fits.values())) * np.asarray(lengths)
     squares = []
     for fit in fits.values():
         slope = np.maximum(fit.slope, fit.slope_std)
@@ -336,6 +339,12 @@ def _constrain(constraint: Constraint, unconstrained: Array) -> tuple[Array, Arr
     return np.asarray(values, float), np.asarray(derivatives, float)
 
 
+def pool(draws: dict[str, jax.Array], num_samples: int) -> dict[str, jax.Array]:
+    """Returns draws ``(num_samples, ...)`` of all chains together."""
+    pooled = {name: jax.lax.collapse(values, 0, 2) for name, values in draws.items()}
+    return {name: values[:num_samples] for name, values in pooled.items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class NoiseAwarePosterior(abc.ABC):
     """Posterior of the latent variables that includes the noise of the gradients.
@@ -372,7 +381,8 @@ class NoiseAwarePosterior(abc.ABC):
 
         Args:
           rng_key: a JAX key.
-          num_samples: number of draws, of all chains together.
+          num_samples: number of draws, of all chains together: rounded up to a multiple of four
+            for a `FullCurvaturePosterior`, which has four chains.
 
         Returns:
           For each latent variable of the model outside of the plate an array
@@ -397,7 +407,7 @@ class NoiseAwarePosterior(abc.ABC):
         latent_key, key = jax.random.split(as_key(rng_key))
         draws = self.posterior_samples(latent_key, num_samples)
         args, kwargs = as_arrays(args, {**kwargs, **self.svi.static_kwargs})
-        latents = {name: jax.lax.collapse(values, 0, 2) for name, values in draws.items()}
+        latents = pool(draws, num_samples)
         predictive = Predictive(self.svi.model, posterior_samples=latents, parallel=True)
         return predictive(key, *args, **kwargs)
 
@@ -544,7 +554,11 @@ def find_priors(
 
 
 def find_problems(
-    fits: dict[str, OptimumFit], moves: dict[str, Array], clipped: ClippedShare | None
+    fits: dict[str, OptimumFit],
+    moves: dict[str, Array],
+    clipped: ClippedShare | None,
+    *,
+    of_draws: bool = False,
 ) -> tuple[str, ...]:
     """Returns the failed checks of a noise-aware posterior: curvature, drift, linearity, clipping.
 
@@ -553,6 +567,8 @@ def find_problems(
       moves: by how many posterior standard deviations gradients of priors that are not linear move
         the optima, by these names.
       clipped: share of clipped records, if it was released.
+      of_draws: whether gradients are regressed on draws from the guide, whose range does not grow
+        with the learning rate.
     """
     # Half of the rate of false alarms for the two-sided checks of all coordinates.
     num_coordinates = sum(fit.mean.size for fit in fits.values())
@@ -584,7 +600,7 @@ def find_problems(
                 f" {'about' if ratio.min() > 1 else 'more than'} {more:,} more steps at the same"
                 " noise multiplier, at a larger epsilon: certify them first"
             )
-            if factor < _LARGEST_RATE_FACTOR:
+            if factor < _LARGEST_RATE_FACTOR and not of_draws:
                 text += (
                     f"; or a learning rate {factor:.1f} times as large, as long as gradients are"
                     " linear over the range of the iterates"

@@ -162,9 +162,9 @@ class DPSVIResult(RunResult):
         are not normal and hyperparameters are included; the curvature has d (d + 1) / 2 entries, so
         much noise leaves intervals wider than those of a mean-field guide.
 
-        Any optimiser: the regressions use pairs of parameters and gradients alone. It takes a fixed
-        learning rate, not one that falls to zero, to identify the curvature: iterates must vary
-        four times as much as the optimum is uncertain.
+        Any optimiser: the regressions use pairs of parameters and gradients alone. With a
+        mean-field guide it takes a fixed learning rate, not one that falls to zero, to identify the
+        curvature: iterates must vary four times as much as the optimum is uncertain.
 
         Args:
           burn_in: share of the steps that are left out, in [0, 1), rounded up to whole blocks, of
@@ -182,7 +182,8 @@ class DPSVIResult(RunResult):
         Raises:
           ValueError: another guide, or one with too many parameters (20,000; 100 latent variables
             of a multivariate normal guide, with one particle), of which no trace is kept; a model
-            with parameters, too few steps, or gradients that are not finite.
+            with parameters; fewer than 100 steps in the tail, or than 10 for each latent variable
+            of a multivariate normal guide; or gradients that are not finite.
 
         Source: Alrawajfeh, Jälkö, Honkela (2025), "Noise-aware differentially private variational
         inference", Section 3, with conjugacy in the place of their MCMC and Laplace approximation,
@@ -192,7 +193,7 @@ class DPSVIResult(RunResult):
         check_share("burn_in", burn_in)
         trace = self.state.trace
         if trace is None:
-            raise no_trace_error(self.svi.guide, self.params)
+            raise no_trace_error(self.svi.guide, self.params, self.svi.loss.num_particles)
 
         # The tail of the trace.
         planned = self.svi.mechanism
@@ -247,7 +248,8 @@ class DPSVIResult(RunResult):
             batch_size = planned.sampling.expected_batch_size
             share = tails[CLIPPED].g.sum() / (entry * batch_size * counts.sum())
             share_std = np.sqrt(noise_variance / counts.sum()) / (scale * entry * batch_size)
-            move_of_all = move_by_loss(fits, planned.sampling.num_examples * bound)
+            lengths = 1.0 if names else np.linalg.norm(curvature.combinations, axis=0)
+            move_of_all = move_by_loss(fits, planned.sampling.num_examples * bound, lengths)
             clipped = ClippedShare(float(share), float(share_std), move_of_all)
 
         # What gradients of priors that are not linear add, which is known without noise: nothing
@@ -257,7 +259,7 @@ class DPSVIResult(RunResult):
             sums = {name: tails[name] for name in (*names.locs, *names.scales)}
             moves = moves_by_priors(terms, sums, names.locs, self.model_args.arrays)
 
-        problems = find_problems(fits, moves, clipped)
+        problems = find_problems(fits, moves, clipped, of_draws=names is None)
         for problem in problems:
             warnings.warn(problem, stacklevel=2)
         shared: dict[str, Any] = {
@@ -482,7 +484,7 @@ class DPSVI:
         step = self._step(params, model_args)
         traced = step.init_trace(params)
         if self.release_clipped_share and traced is None:  # it is read from the trace
-            raise no_trace_error(self.guide, params)
+            raise no_trace_error(self.guide, params, self.loss.num_particles)
         state = DPSVIState(
             svi_state.optim_state,
             svi_state.rng_key,
