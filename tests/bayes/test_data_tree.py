@@ -32,6 +32,7 @@ def model(x, y=None):
         numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
 
 
+@pytest.mark.slow
 def test_predictive_on_released_draws_and_parameters():
     svi, public = private(model, logistic_guide), 2 * jnp.eye(3)[:2]
     params = {"loc": jnp.array([2.0, -1.0, 0.5]), "scale": 0.1 * jnp.ones(3)}

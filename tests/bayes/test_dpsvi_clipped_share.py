@@ -73,7 +73,13 @@ def distance(gradient, record, others=MIXED, guide=GUIDE):
     return np.linalg.norm(with_it - without)
 
 
-@pytest.mark.parametrize("guide", [GUIDE, FULL_RANK], ids=["mean field", "full rank"])
+@pytest.mark.parametrize(
+    "guide",
+    [
+        pytest.param(GUIDE, id="mean field"),
+        pytest.param(FULL_RANK, id="full rank", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("gradient", ["plain", "aligned"])
 def test_sensitivity_of_the_released_tree_is_the_clip_bound(gradient, guide):
     bound, entry = split_bound(inference().mechanism)
@@ -110,6 +116,7 @@ def test_equal_records_near_the_bound_do_not_change_with_another():
         assert max(distance("plain", record, others) for record in (value, 1e3, 0.1)) <= CLIP
 
 
+@pytest.mark.slow
 def test_entry_counts_the_records_above_the_bound():
     svi = inference()
     state, (bound, entry) = svi.init(KEY, MIXED), split_bound(svi.mechanism)
@@ -148,6 +155,7 @@ def entries(svi, num_steps):
     return jax.vmap(noisy)(jax.random.split(KEY, num_steps))
 
 
+@pytest.mark.slow
 def test_entry_has_the_noise_of_the_gradient_and_is_independent_of_it():
     """False alarms: one in 10^4 each."""
     svi, num = inference(noise_multiplier=3.0), 2_000

@@ -125,6 +125,7 @@ def test_update_is_the_gradient_of_all_records_in_expectation():
     assert not np.all(np.abs(0.2 * steps.mean(0) - expected) < tolerance)  # power: n/b forgotten
 
 
+@pytest.mark.slow
 def test_update_takes_a_subsampled_plate_as_the_samplers():
     written = private(subsampled, logistic_guide)
     step = flat(step_of(written, written.init(KEY, X, Y), X, Y))

@@ -289,6 +289,7 @@ def posterior(result):
     return posterior_of(result)
 
 
+@pytest.mark.slow
 def test_read_latents_are_those_of_the_likelihood(posterior, result):
     """In the guide's order: weights, prior_scale, intercept."""
     terms, model_args = posterior.terms, posterior.model_args
@@ -362,6 +363,7 @@ def test_draws_are_those_of_the_closed_form_where_curvatures_are_known(posterior
     assert not (np.abs(narrow.T @ narrow / len(narrow) - np.eye(2)) < 5 * np.sqrt(2 / size)).all()
 
 
+@pytest.mark.slow
 def test_draws_have_chains_and_predict(posterior, samples):
     assert {name: each.shape for name, each in samples.items()} == {
         "weights": (4, 1_000, 2),

@@ -14,7 +14,7 @@ import optax
 import pytest
 from helpers.inputs import Crash
 from numpyro.distributions import constraints
-from numpyro.infer.autoguide import AutoBNAFNormal, AutoDiagonalNormal, AutoNormal
+from numpyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoNormal
 from scipy import stats
 
 import dpjax
@@ -351,6 +351,7 @@ def test_problem_not_settled_is_found():
     assert not none
 
 
+@pytest.mark.slow
 def test_correlated_coordinates_are_widened():
     """The noise of an optimum with a full curvature A is that of A^-1, not of its diagonal."""
     rng = np.random.default_rng(0)
@@ -414,6 +415,7 @@ def test_move_by_a_prior_that_is_not_log_quadratic(std):
     assert float(move) == pytest.approx(added / 1_000 / posterior_std, rel=0.1)
 
 
+@pytest.mark.slow
 def test_no_move_by_a_normal_prior():
     terms, tails = iterates_of(rate_model(dist.Normal(0, 0.1)), 0.6)
     move = moves_by_priors(terms, tails, ["rate_auto_loc"], ())["rate_auto_loc"]
@@ -456,6 +458,7 @@ def test_trace_is_a_function_of_the_released_parameters(fitted):
         np.testing.assert_allclose(tail.g.sum(0), moved, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_update_records_what_run_records(fitted):
     state = fitted.svi.init(jax.random.key(0), Y)
     for _ in range(3):
@@ -556,7 +559,7 @@ def test_trace_with_steps_past_the_planned_ones_is_refused(fitted):
 
 @pytest.mark.slow
 def test_other_guides_have_no_trace():
-    result = guided(AutoBNAFNormal).run(jax.random.key(0), Y, num_steps=1, progress_bar=False)
+    result = guided(AutoDelta).run(jax.random.key(0), Y, num_steps=1, progress_bar=False)
     assert result.state.trace is None
     with pytest.raises(ValueError, match="AutoNormal or AutoDiagonalNormal of at most 20,000"):
         result.noise_aware_posterior()

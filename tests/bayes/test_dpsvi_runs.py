@@ -149,6 +149,7 @@ def test_init_refuses_sources(data, error):
         make().init(KEY, *data)
 
 
+@pytest.mark.slow
 def test_update_and_evaluate_refuse_sources(straight):
     source, svi = ArraySource(RECORDS), make()
     for call in (svi.update, svi.update_with_info):

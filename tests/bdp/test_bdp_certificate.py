@@ -48,6 +48,7 @@ def test_population_epsilons_increase_with_the_share_to_infinity(account):
     assert epsilons[-1] == math.inf  # a Bayesian delta of 1e-15 is below the estimators' failure
 
 
+@pytest.mark.slow
 def test_population_epsilons_hold_for_their_share_of_a_known_population():
     """The share of records whose own delta exceeds the certificate's is at most what is said."""
     sampling = dpjax.PoissonSampling(10_000, 0.05)

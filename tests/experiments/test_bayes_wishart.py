@@ -50,6 +50,7 @@ def test_attack_on_less_noise_exceeds_epsilon():
     assert epsilon_lower_bound([support, *along], 0.0) > mechanism.pure_epsilon
 
 
+@pytest.mark.slow
 def test_run_constant_is_safe_and_loose(records):
     for epsilon in (0.1, 0.5, 0.99):
         record = records[f"constant, ε = {epsilon:g}"]

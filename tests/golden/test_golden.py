@@ -12,8 +12,6 @@ QUICK = {
         "mlp regularised embedding pooled layer_norm scattered unused siamese weight_normalisation"
     ).split(),
     "inference": [
-        "steps fixed size",
-        "sgld transformation",
         "psgld transformation",
         "rejection sample add_remove",
         "regression perturbed add_remove",
@@ -23,9 +21,13 @@ QUICK = {
 }
 # Single cases of other groups that take longest.
 LONG = [
+    ("draws", "add noise"),
     ("draws", "noise on a tree"),
+    ("draws", "noisy sgd"),
+    ("draws", "poisson"),
     ("draws", "poisson in parts"),
     ("draws", "poisson, all"),
+    ("draws", "shuffled"),
     ("draws", "truncated poisson"),
     ("tradeoff", "group of laplace"),
     ("certificates", "fixed falling noise"),

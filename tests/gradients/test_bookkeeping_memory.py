@@ -62,11 +62,11 @@ def ratios(loss, batch_size, method="bookkeeping"):
         (stacked, 32, 2.0, None),
         # Too few rows: values are recomputed. One gradient of one layer, of which there are few
         # here, is instantiated with compensation where terms cancel.
-        (stacked_remat, 8, 1.6, None),
-        (stacked_remat, 96, 1.3, 24),
+        pytest.param(stacked_remat, 8, 1.6, None, marks=pytest.mark.slow),
+        pytest.param(stacked_remat, 96, 1.3, 24, marks=pytest.mark.slow),
         # The same for each of the layers: 1.0 with jaxlib 0.10, 1.6 with 0.12.
         pytest.param(separate_remat, 32, 1.7, 8, marks=pytest.mark.slow),
-        (nested_remat, 32, 1.3, 4),
+        pytest.param(nested_remat, 32, 1.3, 4, marks=pytest.mark.slow),
     ],
 )
 def test_memory_of_a_stack(loss, batch_size, at_most, part_size):

@@ -193,6 +193,7 @@ def test_half_precision(dtype, route):
     assert np.all(np.sqrt(sum(squares)) <= CLIP * (1 + 1e-6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("remat", "part_size"), [(False, None), (True, None), (True, 5)])
 def test_half_precision_in_a_stack(remat, part_size):
     """Norms and sums have the same output gradients, also where these are computed twice."""

@@ -60,7 +60,7 @@ SHARED = [
 ]
 
 
-@pytest.mark.parametrize("name", slow_except(SHARED[:4], SHARED))
+@pytest.mark.parametrize("name", slow_except(SHARED[:2], SHARED))
 def test_bookkeeping_sensitivity(name):
     with jax.enable_x64(True):
         case = build(name, jnp.float64)
@@ -156,10 +156,10 @@ TWINS_OF_LOOPS = [
 ]
 TWINS = [
     (without_cross_terms, "same_layer_on_tokens"),
-    (tokens_by_themselves, "same_layer_on_tokens"),
-    (lookups_by_themselves, "embedding"),
+    pytest.param(tokens_by_themselves, "same_layer_on_tokens", marks=pytest.mark.slow),
+    pytest.param(lookups_by_themselves, "embedding", marks=pytest.mark.slow),
     (first_use_alone, "tied_embedding"),
-    (in_the_leaf_order, "left_and_right"),
+    pytest.param(in_the_leaf_order, "left_and_right", marks=pytest.mark.slow),
     *(pytest.param(*twin, marks=pytest.mark.slow) for twin in TWINS_OF_LOOPS),
 ]
 

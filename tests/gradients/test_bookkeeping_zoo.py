@@ -33,7 +33,7 @@ IN_SINGLE_PRECISION = (
     " lstm_by_hand layer_norm custom_rules two_views_of_one_leaf stacked_layers remat_layers"
     " units_of_images"
 ).split()
-QUICK = "mlp regularised tied_embedding image_network layer_norm two_views_of_one_leaf".split()
+QUICK = "mlp regularised tied_embedding layer_norm two_views_of_one_leaf".split()
 OF_PAIRS = ["ranked_pairs", "siamese_dense", "siamese_recurrent", "triplet_of_rows"]
 WITH_ONE_PRODUCT_SITE = (
     "mlp batched_products odd_einsums image_network attention stacked_layers remat_layers"

@@ -162,8 +162,11 @@ def in_a_stack(wrap):
 
 
 CASES = [
-    *((build, "ghost") for build in (siamese, distance, contrastive, triplet, lookups)),
-    *((build, "ghost") for build in (tied_table, recurrent)),
+    *((build, "ghost") for build in (siamese, triplet)),
+    *(
+        pytest.param(build, "ghost", marks=pytest.mark.slow)
+        for build in (distance, contrastive, lookups, tied_table, recurrent)
+    ),
     *(
         pytest.param(build, route, marks=() if build is tokens else pytest.mark.slow)
         for build in (tokens, convolution, stack, under_remat, stack_under_remat)

@@ -585,7 +585,7 @@ class FullCurvaturePosterior(NoiseAwarePosterior):
             warnings.warn(
                 f"{share:.1%} of the transitions of posterior_samples diverged (above"
                 f" {_LARGEST_DIVERGING:.0%} is too many), so draws may miss a part of the"
-                " posterior: a non-centred model (numpyro.infer.reparam) where a scale is near zero",
+                " posterior: a non-centred model (numpyro.infer.reparam) if a scale is near zero",
                 stacklevel=2,
             )
         step = num_draws // in_chain
