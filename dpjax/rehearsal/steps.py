@@ -57,7 +57,7 @@ class Steps(Protocol):
         """Returns the error of the released parameters or posterior in a world, a scalar."""
 
     def constant_error(self, world: World, scale: PyTree) -> jax.Array:
-        """Returns the error of a constant prediction, or of the prior's medians, a scalar."""
+        """Returns the error of predicting a constant, or the prior's medians, to improve on."""
 
     def scale(self, simulate: Simulator, key: PRNGKey) -> PyTree:
         """Returns the units of errors: medians and deviations of priors, if there are any."""

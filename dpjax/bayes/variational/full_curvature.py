@@ -52,6 +52,7 @@ from dpjax.bayes.variational.noise_aware import (
     MIN_SLOPE_RATIO,
     NoiseAwarePosterior,
     OptimumFit,
+    compare_blocks,
 )
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -68,7 +69,7 @@ IN_DIRECTIONS = "latent variables, in directions of the curvature"
 
 
 class CurvatureFit(NamedTuple):
-    """Regression of the records' gradients on the latent variables, in directions.
+    """Curvature of the log-likelihood, estimated from a run's noisy gradients.
 
     Attributes:
       directions: ``(k, k)``, rows of unit length: a coordinate of direction i is row i times the
@@ -106,21 +107,25 @@ class _Sums(NamedTuple):
     gg: Array
 
 
-class _Prior(NamedTuple):
-    """Estimate of H under a prior, by conjugacy.
+class _Estimate(NamedTuple):
+    """Posterior mean of H under a prior of its entries, in coordinates y with x = C y.
 
     Attributes:
-      curvature: posterior mean.
+      curvature: posterior mean, C^T H C.
+      precision: inverse covariance P of the gradients' noise, of C^T g.
+      xx: sum of y y^T.
       penalty: precision of the entries off the diagonal, infinite for a diagonal H.
-      coordinates: ``(k, k)``, columns: the latent variables are this matrix times coordinates in
-        which ``curvature`` is given.
-      scale: of the prior.
-      error: minus the log-likelihood of one half of the tail given the other, but for a constant.
+      inverse: of C.
+      scale: standard deviation of the prior of these entries, as correlations.
+      error: minus the log-likelihood of each half of the tail at the other's estimate, but for a
+        constant.
     """
 
     curvature: Array
+    precision: Array
+    xx: Array
     penalty: Array
-    coordinates: Array
+    inverse: Array
     scale: float
     error: float
 
@@ -132,7 +137,9 @@ def fit_curvature(
     covariance: Array,
     is_read: npt.NDArray[np.bool_],
 ) -> CurvatureFit:
-    """Returns the regression of the records' gradients on the latent variables.
+    """Returns the curvature of the log-likelihood, from the noisy gradients of a run.
+
+    A regression of the records' gradients on the draws of the latent variables.
 
     Args:
       tail: sums of the latent variables and of the records' noisy gradient by them.
@@ -177,14 +184,13 @@ def fit_curvature(
     halves = [_sums(tail, products, slice(first, None, 2)) for first in range(2)]
     scales = np.asarray(np.diag(np.sqrt(np.diag(covariance))), np.float64)
     factor = np.asarray(np.linalg.cholesky(covariance), np.float64)
-    fits = [
-        _fit_prior(sums, halves, noise, coordinates, scale)
+    estimates = [
+        _estimate(sums, halves, noise, coordinates, scale)
         for coordinates in (scales, factor)
         for scale in (_SCALES if size > 1 else _SCALES[:1])
     ]
-    fit = min(fits, key=lambda each: each.error)
-    inverse = np.linalg.inv(fit.coordinates)
-    curvature = inverse.T @ fit.curvature @ inverse
+    best = min(estimates, key=lambda each: each.error)
+    curvature = best.inverse.T @ best.curvature @ best.inverse
 
     # Directions D with rows of unit length, and W = D^-1: W^T H W and W^T noise W are diagonal.
     white = vectors / np.sqrt(values)
@@ -196,9 +202,7 @@ def fit_curvature(
 
     # The curvature in a direction, in which gradients are combinations^T g.
     slope = np.diag(combinations.T @ curvature @ combinations)
-    slope_std = np.sqrt(
-        [_variance(fit, sums, noise, inverse @ direction) for direction in combinations.T]
-    )
+    slope_std = np.sqrt([_variance(best, best.inverse @ each) for each in combinations.T])
     return CurvatureFit(
         directions,
         mean,
@@ -207,7 +211,7 @@ def fit_curvature(
         _in_directions(
             tail, products, directions, combinations, curvature, noise, (slope, slope_std)
         ),
-        fit.scale,
+        best.scale,
     )
 
 
@@ -224,17 +228,14 @@ def _sums(tail: TailSums, products: TailProducts, blocks: slice) -> _Sums:
     )
 
 
-def _fit_prior(
+def _estimate(
     sums: _Sums, halves: list[_Sums], noise: Array, coordinates: Array, scale: float
-) -> _Prior:
-    """H under a prior of entries off the diagonal, and how halves of the tail predict each other.
-
-    In coordinates y, x = C y, gradients are C^T g, and H is C^T H C.
-    """
-    inverse = np.linalg.inv(coordinates)
+) -> _Estimate:
+    """H in some coordinates under a prior, and how halves of the tail predict each other by it."""
+    inverse = np.asarray(np.linalg.inv(coordinates), np.float64)
     precision = inverse @ np.linalg.inv(noise) @ inverse.T
 
-    def of_half(sums: _Sums) -> tuple[Array, Array]:
+    def moments(sums: _Sums) -> tuple[Array, Array]:
         return inverse @ sums.xx @ inverse.T, coordinates.T @ sums.gx @ inverse.T
 
     def fit(xx: Array, gx: Array) -> tuple[Array, Array]:
@@ -253,13 +254,16 @@ def _fit_prior(
         return _solve(precision, xx, penalty, right + right.T), penalty
 
     # Minus the log-likelihood of each half at the other's estimate.
-    moments, error = [of_half(half) for half in halves], 0.0
-    for (xx, gx), (other_xx, other_gx) in zip(moments, moments[::-1], strict=True):
-        curvature, _ = fit(xx, gx)
+    error = 0.0
+    for half, other in (halves, halves[::-1]):
+        curvature, _ = fit(*moments(half))
+        xx, gx = moments(other)
         predicted = precision @ curvature
-        error += np.trace(predicted @ other_xx @ curvature) / 2 - np.sum(predicted * other_gx)
-    curvature, penalty = fit(*of_half(sums))
-    return _Prior(curvature, penalty, coordinates, scale, float(error))
+        error += float(np.trace(predicted @ xx @ curvature) / 2 - np.sum(predicted * gx))
+
+    xx, gx = moments(sums)
+    curvature, penalty = fit(xx, gx)
+    return _Estimate(curvature, precision, xx, penalty, inverse, scale, error)
 
 
 def _solve(precision: Array, xx: Array, penalty: Array, right: Array) -> Array:
@@ -283,16 +287,14 @@ def _solve(precision: Array, xx: Array, penalty: Array, right: Array) -> Array:
     return (curvature + curvature.T) / 2
 
 
-def _variance(fit: _Prior, sums: _Sums, noise: Array, direction: Array) -> float:
+def _variance(estimate: _Estimate, direction: Array) -> float:
     """Posterior variance of w^T H w, for a direction w in the coordinates of the estimate."""
-    inverse = np.linalg.inv(fit.coordinates)
-    precision = inverse @ np.linalg.inv(noise) @ inverse.T
-    xx = inverse @ sums.xx @ inverse.T
-    if fit.scale == 0:
+    precision, xx = estimate.precision, estimate.xx
+    if estimate.scale == 0:
         squares = direction**2
         return float(squares @ np.linalg.solve(precision * xx, squares))
     outer = np.outer(direction, direction)
-    return float(np.sum(outer * _solve(precision, xx, fit.penalty, 2 * outer)))
+    return float(np.sum(outer * _solve(precision, xx, estimate.penalty, 2 * outer)))
 
 
 def _in_directions(
@@ -304,32 +306,22 @@ def _in_directions(
     noise: Array,
     slopes: tuple[Array, Array],
 ) -> OptimumFit:
-    """The regression and its checks in each direction, as for one coordinate of a guide."""
+    """The regression and its checks in each direction, as for one coordinate of a guide.
+
+    H is diagonal there, so each direction's gradient follows its own coordinate alone.
+    """
     slope, slope_std = slopes
     variance = np.diag(combinations.T @ noise @ combinations)
     counts, sums = tail.counts, _sums(tail, products, slice(None))
     size, n = len(slope), sums.num_steps
 
-    # Blocks' mean gradients around the line vary by variance / count under the model.
-    block_x, block_g = tail.x / counts[:, None] - sums.x, tail.g / counts[:, None] - sums.g
-    residuals = (block_g - block_x @ curvature) @ combinations
-    squares = (counts[:, None] * residuals**2).sum(0) / variance
-    dispersion = max(1.0, float(squares.sum()) / size / (len(counts) - 2))
-
-    # Both halves of the tail: their mean residuals, and their slopes.
-    half = len(counts) // 2
-    parts = [_sums(tail, products, part) for part in (slice(None, half), slice(half, None))]
-    means, of_parts, variances = [], [], []
-    for part in parts:
-        means.append((part.g - part.x @ curvature) @ combinations)
-        xx = np.diag(directions @ part.xx @ directions.T)
-        of_parts.append(np.diag(combinations.T @ part.gx @ directions.T) / xx)
-        variances.append(variance / xx)
-    of_mean = variance * sum(1 / part.num_steps for part in parts)
-    drift = (means[1] - means[0]) / np.sqrt(of_mean)
-    within = float((squares - drift**2).sum()) / size / (len(counts) - 3)
-    drift /= math.sqrt(max(1.0, within))
-    change = (of_parts[1] - of_parts[0]) / np.sqrt(sum(variances))
+    # Whether blocks of steps, and both halves of the tail, vary as the model has it.
+    xx = np.einsum("ij,bjk,ik->bi", directions, products.xx, directions)
+    xg = np.einsum("ij,bjk,ki->bi", directions, products.xg, combinations)
+    x, g = tail.x @ directions.T, tail.g @ combinations
+    squares, drift, change = compare_blocks(counts, x, g, xx, xg, slope, variance)
+    dispersion = max(1.0, float(squares.mean()) / (len(counts) - 2))
+    drift /= math.sqrt(max(1.0, float((squares - drift**2).mean()) / (len(counts) - 3)))
 
     # Quadratic terms: gradients on what a square has beside its own regression on all variables.
     totals = np.stack([each.sum(0) for each in tail[2:]])
@@ -366,7 +358,9 @@ def _correlation(covariance: Array) -> Array:
 
 
 class NoisyLikelihood(NamedTuple):
-    """Density of the trace given the latent variables, in units of the noise of the mean gradient.
+    """Likelihood of a run's noisy gradients, a normal density in each direction of the latents.
+
+    In units of the noise of the mean gradient.
 
     Attributes:
       positions: of the latent variables that records read, ``(k,)``.
@@ -386,7 +380,7 @@ class NoisyLikelihood(NamedTuple):
 
 
 def likelihood_of(fit: CurvatureFit) -> NoisyLikelihood:
-    """Returns the density of a trace given the latent variables, from its regression."""
+    """Returns the likelihood of a run's noisy gradients, a function of the latent variables."""
     each = fit.each
     std = np.sqrt(each.dispersion * each.variance / each.num_steps)
     values = (
@@ -401,7 +395,7 @@ def likelihood_of(fit: CurvatureFit) -> NoisyLikelihood:
 
 
 def read_latents(terms: ELBOTerms, params: Values, model_args: ModelArgs) -> npt.NDArray[np.bool_]:
-    """Returns, of each entry of the guide's vector, whether the records' likelihood reads it.
+    """Returns, of each latent variable, whether the likelihood of the records depends on it.
 
     Found in the program: whatever enters a loop, a branch or a call-back counts as read.
 
@@ -459,7 +453,7 @@ def draw_latents(
     likelihood: NoisyLikelihood,
     arrays: Leaves,
 ) -> Chains:
-    """Draws the latent variables given a trace by NUTS, one chain for each key.
+    """Draws the latent variables given a run's noisy gradients by NUTS, one chain for each key.
 
     Args:
       terms: of the negative ELBO; its model has the prior.
@@ -476,7 +470,6 @@ def draw_latents(
     unpack = guide._unpack_latent
     args, kwargs = terms.spec.constant_args(arrays)
     prior = block(seed(terms.model, 0), hide_fn=partial(is_record_site, plate=terms.plate))
-
     is_identified = likelihood.slope >= MIN_SLOPE_RATIO * likelihood.slope_std
 
     def potential(unknowns: tuple[jax.Array, jax.Array]) -> jax.Array:

@@ -133,7 +133,7 @@ class GradientTrace(NamedTuple):
 
 
 def init_trace(params: Values, vectors: Mapping[str, jax.Array] | None = None) -> GradientTrace:
-    """Returns the trace before the first step.
+    """Returns the sums over no step, to which `record_gradient` adds.
 
     Args:
       params: what gradients are recorded at, by name.
@@ -156,7 +156,7 @@ def init_trace(params: Values, vectors: Mapping[str, jax.Array] | None = None) -
 
 
 def record_gradient(trace: GradientTrace, params: Values, gradient: Values) -> GradientTrace:
-    """Returns the trace with one more step.
+    """Adds the noisy gradient of one step, and what it was taken at, to the sums.
 
     Args:
       trace: of the steps before.
@@ -229,7 +229,9 @@ def merge_blocks(trace: GradientTrace) -> GradientTrace:
 
 
 def shift_products(count: Any, shift: Any, sums: Any, products: Iterable[Any]) -> list[Any]:
-    """Returns sums of products about another centre, for x + ``shift`` in the place of x.
+    """Returns sums of products of x and of gradients with x about another centre.
+
+    For x + ``shift`` in the place of x.
 
     Args:
       count: number of steps in each block, of a shape that broadcasts with ``(blocks, d, d)``.
@@ -251,7 +253,9 @@ def shift_products(count: Any, shift: Any, sums: Any, products: Iterable[Any]) -
 
 
 def shift_sums(count: Any, shift: Any, sums: Iterable[Any]) -> list[Any]:
-    """Returns the sums of a trace about another centre, for x + ``shift`` in the place of x.
+    """Returns sums of powers of x and of gradients with x about another centre.
+
+    For x + ``shift`` in the place of x.
 
     Args:
       count: number of steps.
@@ -272,7 +276,9 @@ def shift_sums(count: Any, shift: Any, sums: Iterable[Any]) -> list[Any]:
 
 
 class TailSums(NamedTuple):
-    """Sums of one parameter over the blocks of a tail, in float64, about one common centre.
+    """Sums of a parameter and its noisy gradients over the last steps of a run, by block of steps.
+
+    In float64, with x about one common centre.
 
     Attributes:
       counts: steps in each block, ``(num_blocks,)``.
@@ -333,7 +339,9 @@ def tail_sums(trace: GradientTrace, burn_in: float) -> dict[str, TailSums]:
 
 
 class TailProducts(NamedTuple):
-    """Sums of a vector's products over the blocks of a tail, in float64, about one common centre.
+    """Sums of products of the latent variables and their noisy gradients, by block of steps.
+
+    In float64, with x about one common centre.
 
     Attributes:
       xx: of x x^T, ``(num_blocks, d, d)``; so are all below.

@@ -102,7 +102,7 @@ class OptimumFit(NamedTuple):
 
     @property
     def is_identified(self) -> npt.NDArray[np.bool_]:
-        """Of each coordinate, whether the slope is far enough from zero to divide by."""
+        """Of each coordinate, whether its curvature is three standard deviations above zero."""
         return self.slope >= MIN_SLOPE_RATIO * self.slope_std
 
 
@@ -177,23 +177,12 @@ def fit_optimum(
     weighted = s_xg / variance + (counts * design * response).sum(0) / scale_variance
     slope = weighted / precision
 
-    # Blocks' mean gradients around the line have variance v / count under the model.
-    block_g, block_x = loc.g / counts, loc.x / counts
-    residual_means = block_g - mean_g - slope * (block_x - mean_x)
-    squares = (counts * residual_means**2).sum(0) / variance
-    dispersion = np.maximum(1.0, squares / (len(counts) - 2))
-
-    # Both halves of the tail: their residual means, beside what blocks vary within them.
-    half = len(counts) // 2
-    first, second = (_half(loc, part) for part in (slice(None, half), slice(half, None)))
-    difference = (second.g - slope * second.x) - (first.g - slope * first.x)
-    drift = difference / np.sqrt(variance * (1 / first.num_steps + 1 / second.num_steps))
-    drift /= np.sqrt(np.maximum(1.0, (squares - drift**2) / (len(counts) - 3)))
-
-    # Their slopes.
-    curvature_change = (second.slope - first.slope) / np.sqrt(
-        variance * (1 / first.s_xx + 1 / second.s_xx)
+    # Whether blocks of steps, and both halves of the tail, vary as the model has it.
+    squares, drift, change = compare_blocks(
+        loc.counts, loc.x, loc.g, loc.xx, loc.xg, slope, variance
     )
+    dispersion = np.maximum(1.0, squares / (len(counts) - 2))
+    drift /= np.sqrt(np.maximum(1.0, (squares - drift**2) / (len(counts) - 3)))
 
     # A quadratic term: gradients on what x^2 has beside its own regression on x.
     totals = (each.sum(0) for each in loc[2:])
@@ -212,9 +201,49 @@ def fit_optimum(
         precision**-0.5,
         dispersion,
         drift,
-        curvature_change,
+        change,
         bend,
     )
+
+
+def compare_blocks(
+    counts: Array, x: Array, g: Array, xx: Array, xg: Array, slope: Array, variance: Array
+) -> tuple[Array, Array, Array]:
+    """Returns how much blocks of steps, and both halves of them, vary beside their noise.
+
+    Args:
+      counts: steps in each block, ``(num_blocks,)``.
+      x: sums of x, ``(num_blocks, ...)``.
+      g: of the gradient.
+      xx: of x^2.
+      xg: of x g.
+      slope: of the gradient on x, ``(...)``.
+      variance: of the gradient of one step given x.
+
+    Returns:
+      Of each coordinate, under the model: a chi-square variable, the blocks' squared mean residuals
+      over their variance, with two degrees of freedom fewer than blocks; and z-scores of the
+      differences between both halves' mean residuals, and between their slopes.
+    """
+    counts = counts.reshape(-1, *[1] * (x.ndim - 1))
+    n = counts.sum()
+    residuals = g / counts - g.sum(0) / n - slope * (x / counts - x.sum(0) / n)
+    squares = (counts * residuals**2).sum(0) / variance
+
+    # Both halves: their sizes, mean residuals, sums of squares of x and slopes.
+    half = len(counts) // 2
+    sizes, means, spreads, slopes = [], [], [], []
+    for part in (slice(None, half), slice(half, None)):
+        size = counts[part].sum()
+        mean_x, mean_g = x[part].sum(0) / size, g[part].sum(0) / size
+        spread = np.maximum(xx[part].sum(0) - size * mean_x**2, np.finfo(float).tiny)
+        sizes.append(size)
+        means.append(mean_g - slope * mean_x)
+        spreads.append(spread)
+        slopes.append((xg[part].sum(0) - size * mean_x * mean_g) / spread)
+    drift = (means[1] - means[0]) / np.sqrt(variance * (1 / sizes[0] + 1 / sizes[1]))
+    change = (slopes[1] - slopes[0]) / np.sqrt(variance * (1 / spreads[0] + 1 / spreads[1]))
+    return squares, drift, change
 
 
 def move_by_loss(fits: dict[str, OptimumFit], loss: float, lengths: npt.ArrayLike = 1.0) -> float:
@@ -312,24 +341,6 @@ def _centered(sums: TailSums, mean_x: Array, mean_g: Array) -> tuple[Array, Arra
         sums.xg.sum(0) - n * mean_x * mean_g,
         sums.gg.sum(0) - n * mean_g**2,
     )
-
-
-class _Half(NamedTuple):
-    num_steps: float
-    x: Array
-    g: Array
-    s_xx: Array
-    slope: Array
-
-
-def _half(sums: TailSums, part: slice) -> _Half:
-    """Means and slope over some of the blocks."""
-    some = TailSums(sums.counts[part], sums.center, *(each[part] for each in sums[2:]))
-    n = some.counts.sum()
-    mean_x, mean_g = some.x.sum(0) / n, some.g.sum(0) / n
-    s_xx, s_xg, _ = _centered(some, mean_x, mean_g)
-    s_xx = np.maximum(s_xx, np.finfo(float).tiny)
-    return _Half(n, mean_x, mean_g, s_xx, s_xg / s_xx)
 
 
 def _constrain(constraint: Constraint, unconstrained: Array) -> tuple[Array, Array]:

@@ -244,13 +244,13 @@ class VariationalStep:
         return next_state, (self.scale * info.loss_sum + free_loss, info)
 
     def released(self, params: Values) -> Values:
-        """Returns a tree like the sums that are released with noise."""
+        """Returns a tree of the shapes that each step releases with noise."""
         if self.gradient == "aligned":
             params = {name: leaf for name, leaf in params.items() if name.endswith("_loc")}
         return self.with_clipped(params, jnp.zeros(()))
 
     def init_trace(self, params: Values) -> GradientTrace | None:
-        """Returns the trace before the first step, or ``None`` where none is kept."""
+        """Returns the sums of gradients before the first step, or ``None`` if none are kept."""
         if mean_field_params(self.terms.guide, params) is not None:
             return init_trace(self.with_clipped(params, jnp.zeros(())))
         mean = vector_mean(self.terms.guide, params)
@@ -343,10 +343,8 @@ class VariationalStep:
             recorded: Values = gradient
             if LATENTS in trace.products:  # the records' part by the mean is that by the latents
                 ((mean, latents),) = latents_by_mean(self.terms, params, arrays, key).items()
-                at, recorded = (
-                    {LATENTS: latents},
-                    {LATENTS: self.scale * jnp.asarray(noisy_sum[mean])},
-                )
+                at = {LATENTS: latents}
+                recorded = {LATENTS: self.scale * jnp.asarray(noisy_sum[mean])}
             at = self.with_clipped(at, jnp.zeros(()))
             trace = record_gradient(trace, at, self.with_clipped(recorded, clipped))
 
@@ -441,7 +439,7 @@ def guide_sites(terms: ELBOTerms, params: Values, arrays: Leaves, key: PRNGKey) 
 
 
 def model_params(params: Values, sites: Trace) -> list[str]:
-    """Returns the names of parameters that the guide, whose trace is ``sites``, does not have."""
+    """Returns the names of the model's own parameters, which the guide does not have."""
     return sorted(set(params) - {n for n, site in sites.items() if site["type"] == "param"})
 
 

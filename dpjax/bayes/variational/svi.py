@@ -10,6 +10,7 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 import optax
 from numpyro.infer import ELBO, SVI, Predictive, Trace_ELBO
 from numpyro.infer.svi import SVIState
@@ -229,6 +230,8 @@ class DPSVIResult(RunResult):
             covariance = np.asarray(guide.covariance_matrix, float)
             curvature = fit_curvature(tails[LATENTS], products, noise_variance, covariance, is_read)
             fits = {IN_DIRECTIONS: curvature.each}
+            lengths: npt.ArrayLike = np.linalg.norm(curvature.combinations, axis=0)
+            moves = {IN_DIRECTIONS: np.zeros(1)}  # the posterior has the priors themselves
         else:
             fits = {
                 loc: fit_optimum(
@@ -240,6 +243,10 @@ class DPSVIResult(RunResult):
                 )
                 for loc, std in zip(names.locs, names.scales, strict=True)
             }
+            lengths = 1.0
+            # What gradients of priors that are not linear add, which is known without noise.
+            sums = {name: tails[name] for name in (*names.locs, *names.scales)}
+            moves = moves_by_priors(terms, sums, names.locs, self.model_args.arrays)
 
         # The share of clipped records, from what was released of their number.
         clipped = None
@@ -248,31 +255,31 @@ class DPSVIResult(RunResult):
             batch_size = planned.sampling.expected_batch_size
             share = tails[CLIPPED].g.sum() / (entry * batch_size * counts.sum())
             share_std = np.sqrt(noise_variance / counts.sum()) / (scale * entry * batch_size)
-            lengths = 1.0 if names else np.linalg.norm(curvature.combinations, axis=0)
             move_of_all = move_by_loss(fits, planned.sampling.num_examples * bound, lengths)
             clipped = ClippedShare(float(share), float(share_std), move_of_all)
-
-        # What gradients of priors that are not linear add, which is known without noise: nothing
-        # where the posterior has the priors themselves.
-        moves = {name: np.zeros_like(each.slope) for name, each in fits.items()}
-        if names is not None:
-            sums = {name: tails[name] for name in (*names.locs, *names.scales)}
-            moves = moves_by_priors(terms, sums, names.locs, self.model_args.arrays)
 
         problems = find_problems(fits, moves, clipped, of_draws=names is None)
         for problem in problems:
             warnings.warn(problem, stacklevel=2)
-        shared: dict[str, Any] = {
-            "fits": fits,
-            "clipped": clipped,
-            "problems": problems,
-            "svi": self.svi,
-            "model_args": self.model_args,
-        }
         if names is None:
-            return FullCurvaturePosterior(fit=curvature, terms=terms, **shared)
-        priors = find_priors(fits, self.svi, self.model_args, names)
-        return MeanFieldPosterior(priors=priors, names=names, **shared)
+            return FullCurvaturePosterior(
+                fits=fits,
+                clipped=clipped,
+                problems=problems,
+                svi=self.svi,
+                model_args=self.model_args,
+                fit=curvature,
+                terms=terms,
+            )
+        return MeanFieldPosterior(
+            fits=fits,
+            clipped=clipped,
+            problems=problems,
+            svi=self.svi,
+            model_args=self.model_args,
+            priors=find_priors(fits, self.svi, self.model_args, names),
+            names=names,
+        )
 
     def _released_tables(self) -> list[HTMLTable]:
         return [leaf_table("Released parameters of the guide, by param site", self.params)]
@@ -432,7 +439,7 @@ class DPSVI:
         self._steps: dict[tuple[Hashable, ...], VariationalStep] = {}
 
     def with_num_examples(self, num_examples: int) -> "DPSVI":
-        """Returns the same inference over ``num_examples`` records, drawn at the same rate.
+        """Returns the same inference for another number of records, at the same sampling rate.
 
         Such as those of one of several holders (`dpjax.federated`).
 
@@ -899,7 +906,7 @@ class ModelData(TrainingData[StepData]):
         return self
 
     def fingerprint(self) -> str:
-        """Returns a hash of records and public arrays, by which a checkpoint knows its data."""
+        """Returns a hash of records and public arrays: a checkpoint of other data is refused."""
         return hash_arrays((np.array(self.records.fingerprint()), self.model_args.arrays))
 
     def shapes(self, state: RunStateT) -> tuple[RunStateT, StepData]:
