@@ -182,13 +182,15 @@ def record_gradient(trace: GradientTrace, params: Values, gradient: Values) -> G
 
     sums = jax.tree.map(add, trace.sums, centers, params, gradient)
 
-    # Products of all pairs of entries.
+    # Products of all pairs of entries: of matrices, half of a b^T twice. XLA fuses an outer product
+    # with what computes its factors, and would draw the noise in them anew for each entry.
     products = {}
     for name, each in trace.products.items():
         x = jnp.asarray(params[name]) - centers[name][block]
         g = jnp.asarray(gradient[name], each.dtype)
-        pairs = (x, x), (x, g), (g, g), (x**2, x)
-        products[name] = each.at[block].add(jnp.stack([jnp.outer(a, b) for a, b in pairs]))
+        left = jnp.stack([jnp.stack([x, x, g, x**2]) / 2] * 2, -1)
+        right = jnp.stack([jnp.stack([x, g, g, x])] * 2, 1)
+        products[name] = each.at[block].add(jnp.matmul(left, right, precision="highest"))
 
     return trace._replace(
         num_steps=trace.num_steps + 1, centers=centers, sums=sums, products=products
