@@ -441,7 +441,8 @@ class DPSVI:
     def with_num_examples(self, num_examples: int) -> "DPSVI":
         """Returns the same inference for another number of records, at the same sampling rate.
 
-        Such as those of one of several holders (`dpjax.federated`).
+        Args:
+          num_examples: the records, such as those of one of several holders (`dpjax.federated`).
 
         Raises:
           ValueError: another sampler than `dpjax.PoissonSampling`, or a number out of range.
