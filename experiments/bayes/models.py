@@ -1,11 +1,12 @@
-"""Coverage of noise-aware posteriors of DPSVI in seven numpyro models.
+"""Coverage of noise-aware posteriors of DPSVI in eight numpyro models, under two guides.
 
-``python -m experiments run bayes_models``: two minutes on two CPU cores in the quick
-profile, a quarter of an hour in the paper profile. The data are simulated.
+``python -m experiments run bayes_models``: three minutes on two CPU cores in the quick
+profile, three quarters of an hour in the paper profile. The data are simulated.
 """
 
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ import optax
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from numpyro.infer import Predictive
-from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 from dpjax.bayes import DPSVI
 from experiments.bayes.noise_aware import RunSettings, coverage
@@ -35,7 +36,15 @@ Draws = Mapping[str, Array]
 _LEVEL = 0.9
 _NUM_DRAWS = 1_000
 _GROUPS = 20
+_CORRELATION = 0.8
+GUIDES = {"diagonal": AutoNormal, "full": AutoMultivariateNormal}
 _STYLES = {"noise-aware": (CERTIFIED, "D"), "guide alone": (PALETTE[1], "o")}
+
+
+def _correlated(x: jax.Array, y: jax.Array | None = None) -> None:
+    weights = numpyro.sample("weights", dist.Normal(0, 1).expand([5]).to_event(1))
+    with numpyro.plate("records", len(x)):
+        numpyro.sample("y", dist.Normal(x @ weights, 1), obs=y)
 
 
 def _logistic(x: jax.Array, y: jax.Array | None = None) -> None:
@@ -121,7 +130,13 @@ def _features(size: int) -> Callable[[np.random.Generator, int], tuple[Array, ..
     return lambda rng, num: (rng.normal(size=(num, size) if size > 1 else num),)
 
 
+def _correlated_features(rng: np.random.Generator, num: int) -> tuple[Array, ...]:
+    common = math.sqrt(_CORRELATION) * rng.normal(size=(num, 1))
+    return (common + math.sqrt(1 - _CORRELATION) * rng.normal(size=(num, 5)),)
+
+
 CASES = {
+    "correlated regression": Case(_correlated, _correlated_features),
     "logistic regression": Case(_logistic, _features(5)),
     "hierarchical logistic regression": Case(
         _hierarchical, lambda rng, num: (rng.normal(size=num), rng.integers(_GROUPS, size=num))
@@ -144,9 +159,10 @@ CASES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(RunSettings):
-    """Those of a row, its model and the learning rate of Adam."""
+    """Those of a row, its model and guide, and the learning rate of Adam."""
 
     model: str
+    guide: str = "diagonal"
     learning_rate: float
     epsilon: float = 1.0
     delta: float = 1e-6
@@ -159,7 +175,7 @@ def inference(settings: Settings) -> DPSVI:
     model = CASES[settings.model].model
     return DPSVI(
         model,
-        AutoNormal(model, init_scale=0.05),
+        GUIDES[settings.guide](model, init_scale=0.05),
         optax.adam(settings.learning_rate),
         mechanism=settings.mechanism,
         gradient="aligned",
@@ -187,22 +203,29 @@ def _narrow(values: Array) -> Array:
 
 
 def rows(profile: str) -> list[Row]:
+    both, diagonal = tuple(GUIDES), ("diagonal",)
     settings = [
-        Settings(model=model, l2_clip=l2_clip, learning_rate=rate)
-        for model, l2_clip, rate in (
-            ("logistic regression", 3.0, 0.02),
-            ("hierarchical logistic regression", 2.0, 0.03),
-            ("horseshoe regression", 8.0, 0.01),
-            ("mixture", 5.0, 0.02),
-            ("Poisson regression", 8.0, 0.02),
-            ("Poisson regression", 2.0, 0.02),
-            ("ordinal regression", 3.0, 0.02),
-            ("zero-inflated regression", 8.0, 0.02),
+        Settings(model=model, guide=guide, l2_clip=l2_clip, learning_rate=rate)
+        for model, l2_clip, rate, guides in (
+            ("correlated regression", 8.0, 0.01, both),
+            ("logistic regression", 3.0, 0.02, both),
+            ("hierarchical logistic regression", 2.0, 0.03, both),
+            ("horseshoe regression", 8.0, 0.01, diagonal),
+            ("mixture", 5.0, 0.02, both),
+            ("Poisson regression", 8.0, 0.02, both),
+            ("Poisson regression", 2.0, 0.02, diagonal),
+            ("ordinal regression", 3.0, 0.02, diagonal),
+            ("zero-inflated regression", 8.0, 0.02, both),
         )
+        for guide in guides
     ]
     changes = {"num_data_sets": 40} if profile == "paper" else {}
     return [
-        Row(f"{each.model}, C = {each.l2_clip:g}", {**dataclasses.asdict(each), **changes}, {})
+        Row(
+            f"{each.model}, C = {each.l2_clip:g}, {each.guide}",
+            {**dataclasses.asdict(each), **changes},
+            {},
+        )
         for each in settings
     ]
 
@@ -228,7 +251,12 @@ def run_row(row: Row, context: RowContext) -> Result:
             _STYLES, (aware.posterior_samples, result.posterior_samples), strict=True
         ):
             samples = sample(draw_key, _NUM_DRAWS)
-            draws = case.compared({name: np.asarray(each[0]) for name, each in samples.items()})
+            draws = case.compared(
+                {
+                    name: np.asarray(each).reshape(-1, *each.shape[2:])
+                    for name, each in samples.items()
+                }
+            )
             for name, each in draws.items():
                 inside, sizes = coverage(each, compared[name], _LEVEL)
                 covered[method].setdefault(name, []).extend(inside.tolist())

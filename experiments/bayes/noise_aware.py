@@ -46,6 +46,7 @@ _STYLES = {
 _COMPARED = ("noise-aware", "averaged iterate", "last iterate")
 _FEW_CLIPPED = 1.0  # percent
 _UNCLIPPED = 8.0  # a bound that few records of the exponential family exceed
+_LARGEST_MULTIPLIER = 80.0  # of the noise, at the largest learning rate
 
 
 @dataclass(frozen=True)
@@ -170,10 +171,11 @@ def coverage(draws: Array, truth: Array, level: float) -> tuple[Array, Array]:
 def inference(settings: Settings) -> DPSVI:
     """Returns DPSVI by SGD whose scale and rates follow from bound and number of records."""
     # With a clip bound of three root mean squares of records' gradients this is the posterior's
-    # standard deviation; a step goes a tenth of the way to the optimum.
+    # standard deviation; a step goes a tenth of the way to the optimum, or less with much noise.
     scale = 3 / (settings.l2_clip * math.sqrt(settings.num_examples))
+    less = min(1.0, _LARGEST_MULTIPLIER / float(np.max(settings.mechanism.noise_multiplier)))
     optimizer = optax.partition(
-        {"loc": optax.sgd(0.1 * scale**2), "scale": optax.sgd(0.1 * scale)},
+        {"loc": optax.sgd(0.1 * less * scale**2), "scale": optax.sgd(0.1 * less**2 * scale)},
         lambda params: {name: name.rpartition("_")[2] for name in params},
     )
     model = FAMILIES[settings.family].model
@@ -227,12 +229,13 @@ def fit(settings: Settings, number: int) -> Fit:
 
 
 def rows(profile: str) -> list[Row]:
+    epsilons = (0.1, 0.3, 1.0) if profile == "paper" else (0.3, 1.0)
     clips = [(name, family.l2_clip) for name, family in FAMILIES.items()]
     clips.insert(1, ("exponential", _UNCLIPPED))
     points = [
         {"family": name, "l2_clip": clip, **point}
         for name, clip in clips
-        for point in grid(epsilon=(0.3, 1.0))
+        for point in grid(epsilon=epsilons)
     ]
     changes = {"num_data_sets": 400} if profile == "paper" else {}
     return [

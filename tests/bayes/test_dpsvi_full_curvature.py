@@ -394,10 +394,52 @@ def test_prior_limits_draws_where_the_curvature_is_not_identified(posterior):
         variance=np.full(3, float(each.num_steps)),
         mean_gradient=np.zeros(3),
     )
-    weak = replace(posterior, fit=posterior.fit._replace(each=unknown))
+    normals = np.random.default_rng(0).normal([0, 0, 0, 3], 1, (1_000, 4))
+    weak = replace(posterior, fit=posterior.fit._replace(each=unknown), prior_draws=normals)
     weights = weak.posterior_samples(jax.random.key(2), 4_000)["weights"].reshape(-1, 2)
     assert (np.abs(weights.mean(0)) < 0.15).all()
     np.testing.assert_allclose(weights.std(0), 1.0, atol=0.1)
+
+
+@pytest.mark.slow
+def test_curvatures_are_drawn_as_their_regression_has_them():
+    """One weight with a normal prior, whose estimate at 2.4 is unlikely a priori: closed form.
+
+    A curvature 2.3 standard deviations above zero: drawn jointly with the weight, values near zero,
+    for which the weight has its prior, would have nearly all of the weight of evidence.
+    """
+
+    def model(x):
+        weight = numpyro.sample("weight", dist.Normal(0, 1))
+        with numpyro.plate("records", len(x)):
+            numpyro.sample("x", dist.Normal(weight, 1), obs=x)
+
+    x = jnp.asarray(X[:, 0]) + 2.4
+    svi = DPSVI(model, AutoMultivariateNormal(model), optax.adam(0.02), mechanism=MECHANISM)
+    found = posterior_of(svi.run(jax.random.key(0), x, num_steps=300, progress_bar=False))
+    slope, slope_std, std = 400.0, 400 / 2.3, 15.0
+    each = found.fit.each._replace(
+        slope=np.array([slope]),
+        slope_std=np.array([slope_std]),
+        variance=np.array([std**2 * found.fit.each.num_steps]),
+        dispersion=np.ones(1),
+        mean_gradient=np.zeros(1),
+    )
+    curvature = found.fit._replace(each=each, center=np.array([2.4]), directions=np.eye(1))
+    normals = np.random.default_rng(0).normal(size=(1_000, 1))
+    weak = replace(found, fit=curvature, prior_draws=normals)
+    draws = np.ravel(weak.posterior_samples(jax.random.key(1), 8_000)["weight"])
+
+    # The curvature, and the weight given it.
+    rng = np.random.default_rng(1)
+    slopes = stats.truncnorm.rvs(-2.3, np.inf, slope, slope_std, 100_000, random_state=rng)
+    precision = slopes**2 / (slopes + std**2)
+    variance = 1 / (1 + precision)
+    exact = variance * precision * 2.4 + np.sqrt(variance) * rng.normal(size=100_000)
+    assert stats.ks_2samp(draws[::4], exact).pvalue > 1e-4
+    # Power: curvatures of half the size.
+    wide = 2.4 + 2 * (exact - 2.4)
+    assert stats.ks_2samp(draws[::4], wide).pvalue < 1e-6
 
 
 @pytest.mark.slow

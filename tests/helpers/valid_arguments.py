@@ -860,6 +860,7 @@ NOT_CALLED: dict[str, str] = {
     },
     **dict.fromkeys(
         [
+            "bayes.variational.DPSVIResult.averaged_params",
             "bayes.variational.DPSVIResult.posterior_samples",
             "bayes.variational.DPSVIResult.noise_aware_posterior",
             "bayes.variational.FullCurvaturePosterior.posterior_samples",

@@ -16,9 +16,10 @@ gradients of one half of the tail best from the other: in the coordinates of the
 scaled by the guide, or in those in which the guide's draws are independent.
 
 In the directions in which noise and H are both diagonal the gradient of one is a regression by
-itself, with its own curvature, whose uncertainty NUTS integrates out. Where that is identified,
-curvature and mean gradient are flat a priori; where it is not, curvature and latent variables are
-independent, so that draws are limited by the prior of the latent variables alone.
+itself, with its own curvature. Draws of the curvature are those of this regression, and the latent
+variables are drawn given it: the density above is divided by that of the mean gradient given the
+curvature alone. Otherwise a curvature near zero, which allows all that the prior does, would have
+more weight than the regression gives it, the more so the less likely the estimate is a priori.
 """
 
 import math
@@ -49,10 +50,10 @@ from dpjax.bayes.variational.gradient_trace import (
 )
 from dpjax.bayes.variational.model_args import Leaves, ModelArgs, Values
 from dpjax.bayes.variational.noise_aware import (
-    MIN_SLOPE_RATIO,
     NoiseAwarePosterior,
     OptimumFit,
     compare_blocks,
+    prior_range,
 )
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -369,6 +370,9 @@ class NoisyLikelihood(NamedTuple):
       slope: curvature in each direction, ``(k,)``.
       slope_std: its standard deviation.
       score: mean gradient of the log-likelihood at the centre, in each direction.
+      prior_loc: median of the prior of the latent variables minus ``center``, in each direction.
+      prior_scale: half the distance of its quantiles at 16 and 84 %; infinite where the curvature
+        is identified, or the prior improper.
     """
 
     positions: jax.Array
@@ -377,18 +381,34 @@ class NoisyLikelihood(NamedTuple):
     slope: jax.Array
     slope_std: jax.Array
     score: jax.Array
+    prior_loc: jax.Array
+    prior_scale: jax.Array
 
 
-def likelihood_of(fit: CurvatureFit) -> NoisyLikelihood:
-    """Returns the likelihood of a run's noisy gradients, a function of the latent variables."""
+def likelihood_of(fit: CurvatureFit, prior_draws: Array | None) -> NoisyLikelihood:
+    """Returns the likelihood of a run's noisy gradients, a function of the latent variables.
+
+    Args:
+      fit: curvature and mean gradient.
+      prior_draws: of the latent variables, ``(draws, d)``, or ``None`` for an improper prior.
+    """
     each = fit.each
     std = np.sqrt(each.dispersion * each.variance / each.num_steps)
+
+    # The prior in the directions whose curvature is not identified.
+    prior_loc, prior_scale = np.zeros_like(std), np.full_like(std, np.inf)
+    if prior_draws is not None:
+        at = (prior_draws[:, fit.is_read] - fit.center) @ (fit.directions * std[:, None]).T
+        prior_loc, prior_scale = prior_range(at, ~each.is_identified)
+
     values = (
         fit.center,
         fit.directions * std[:, None],
         each.slope / std**2,
         each.slope_std / std**2,
         -each.mean_gradient / std,
+        prior_loc,
+        prior_scale,
     )
     positions = jnp.asarray(np.flatnonzero(fit.is_read))
     return NoisyLikelihood(positions, *(jnp.asarray(value, float) for value in values))
@@ -428,6 +448,10 @@ def read_latents(terms: ELBOTerms, params: Values, model_args: ModelArgs) -> npt
 def is_record_site(site: Site, plate: str) -> bool:
     """Returns whether a site is of the records: sampled under their plate."""
     return site["type"] == "sample" and in_plate(site, plate)
+
+
+def _normal_log_density(residual: jax.Array, variance: jax.Array) -> jax.Array:
+    return -(residual**2 / variance + jnp.log(variance)) / 2
 
 
 class Chains(NamedTuple):
@@ -470,23 +494,28 @@ def draw_latents(
     unpack = guide._unpack_latent
     args, kwargs = terms.spec.constant_args(arrays)
     prior = block(seed(terms.model, 0), hide_fn=partial(is_record_site, plate=terms.plate))
-    is_identified = likelihood.slope >= MIN_SLOPE_RATIO * likelihood.slope_std
 
     def potential(unknowns: tuple[jax.Array, jax.Array]) -> jax.Array:
-        # Curvatures above zero. The slope is the Jacobian from the mean gradient to its zero.
+        # Curvatures above zero.
         vector, raw = unknowns
         slope = likelihood.slope_std * jax.nn.softplus(raw)
         squares = ((slope - likelihood.slope) / likelihood.slope_std) ** 2
-        jacobian = jnp.where(is_identified, jnp.log(slope), 0.0)
-        log_prior = jnp.sum(jacobian + jax.nn.log_sigmoid(raw) - squares / 2)
+        of_slope = jnp.sum(jax.nn.log_sigmoid(raw) - squares / 2)
 
         # The score given the latent variables: noise of records and of steps.
         at = vector[likelihood.positions] - likelihood.center
         residual, variance = likelihood.score - slope * (likelihood.directions @ at), slope + 1
-        log_density = -jnp.sum(residual**2 / variance + jnp.log(variance)) / 2
+        of_score = _normal_log_density(residual, variance)
+
+        # Given the curvature alone, for a normal prior: one over the slope where that is flat.
+        is_limited = jnp.isfinite(likelihood.prior_scale)
+        scale = jnp.where(is_limited, likelihood.prior_scale, 1.0)
+        expected = likelihood.score - slope * likelihood.prior_loc
+        normal = _normal_log_density(expected, variance + (slope * scale) ** 2)
+        of_score_alone = jnp.where(is_limited, normal, -jnp.log(slope))
 
         of_prior: jax.Array = potential_energy(prior, args, kwargs, unpack(vector))
-        return of_prior - log_prior - log_density
+        return of_prior - of_slope - jnp.sum(of_score - of_score_alone)
 
     def chain(key: PRNGKey, start: jax.Array) -> Chains:
         # The inverse of softplus; large values are their own.
@@ -522,10 +551,13 @@ class FullCurvaturePosterior(NoiseAwarePosterior):
 
     Attributes:
       fit: the regression of the records' gradients.
+      prior_draws: of the latent variables, unconstrained, ``(draws, d)``; ``None`` where all
+        curvatures are identified, or the prior is improper.
       terms: of the negative ELBO; its model has the prior.
     """
 
     fit: CurvatureFit
+    prior_draws: Array | None = field(repr=False)
     terms: ELBOTerms = field(repr=False)
 
     def posterior_samples(self, rng_key: PRNGKey, num_samples: int) -> dict[str, jax.Array]:
@@ -561,7 +593,7 @@ class FullCurvaturePosterior(NoiseAwarePosterior):
             num_draws,
             jax.random.split(key, _NUM_CHAINS),
             starts,
-            likelihood_of(self.fit),
+            likelihood_of(self.fit, self.prior_draws),
             self.model_args.arrays,
         )
 

@@ -6,7 +6,7 @@ part by the draw of the latent variables, with the products of all pairs of entr
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +19,19 @@ from numpyro.infer.autoguide import (
     AutoMultivariateNormal,
     AutoNormal,
 )
+from scipy.special import stdtrit
 
 from dpjax.bayes.variational.model_args import Values
+
+Array: TypeAlias = npt.NDArray[np.float64]
 
 NUM_BLOCKS = 32
 # Of a guide whose gradients are recorded: a trace is as large as 288 copies of its parameters.
 MAX_PARAMETERS = 20_000
 # Of latent variables whose products are recorded: a trace has 128 matrices of this size.
 MAX_LATENTS = 100
+# Of a trend of the iterates in any coordinate, where there is none.
+_FALSE_ALARM_RATE = 0.01
 # Name of the latent variables of a step in a trace: no parameter can have it.
 LATENTS = "latent variables"
 
@@ -374,3 +379,56 @@ def tail_products(trace: GradientTrace, burn_in: float, name: str) -> TailProduc
     blocks = np.moveaxis(products, 1, 0)
     moved = shift_products(n, centers - centers[:1], sums, blocks)
     return TailProducts(*moved)
+
+
+def settled_burn_in(trace: GradientTrace) -> float | None:
+    """Returns the least share of the steps after which the iterates have no trend.
+
+    Neither has a line through the means of the tail's blocks a slope that noise does not explain,
+    nor is its first block off the others: t-tests at 1 % for all coordinates together, with the
+    variance of the second half's blocks.
+
+    Args:
+      trace: of a run, in 16 blocks or more.
+
+    Returns:
+      The first steps' share, at most one half; ``None`` if the second half has a trend.
+    """
+    counts, _ = tail_blocks(trace, 0.0)
+    means = np.concatenate(
+        [
+            (each.center + each.x / counts.reshape(-1, *[1] * (each.x.ndim - 1))).reshape(
+                len(counts), -1
+            )
+            for each in tail_sums(trace, 0.0).values()
+        ],
+        axis=1,
+    )
+    times = np.cumsum(counts) - counts / 2
+
+    def line(first: int) -> tuple[Array, Array, Array]:
+        """Slope of the blocks from ``first`` on, in units of its weight; residuals; deviations."""
+        weights, y = counts[first:, None], means[first:]
+        time = times[first:, None] - np.average(times[first:], weights=counts[first:])
+        y = y - (weights * y).sum(0) / weights.sum()
+        spread = np.sum(weights * time**2)
+        slope = (weights * time * y).sum(0) / spread
+        return slope * math.sqrt(spread), y - time * slope, y
+
+    # The noise of one step in a block's mean, from the second half, whose blocks may correlate.
+    half = len(counts) // 2
+    freedom = len(counts) - half - 2
+    residuals = np.sqrt(counts[half:, None]) * line(half)[1]
+    squares = (residuals**2).sum(0)
+    correlation = (residuals[1:] * residuals[:-1]).sum(0) / np.where(squares > 0, squares, 1.0)
+    correlation = np.clip(correlation, 0.0, 0.9)
+    std = np.sqrt(squares / freedom * (1 + correlation) / (1 - correlation))
+    limit = std * stdtrit(freedom, 1 - _FALSE_ALARM_RATE / 4 / means.shape[1])
+
+    for first in range(half + 1):
+        slope, _, deviations = line(first)
+        share = counts[first] / counts[first:].sum()
+        off = np.abs(deviations[0]) * math.sqrt(counts[first] / (1 - share))
+        if (np.abs(slope) <= limit).all() and (off <= limit).all():
+            return float(counts[:first].sum() / counts.sum())
+    return None

@@ -524,17 +524,28 @@ def find_priors(
 ) -> dict[str, tuple[Array, Array]]:
     """Returns median and scale of the prior of each coordinate whose curvature is not identified.
 
-    Of the others zero and infinity. The scale is half the distance of the quantiles at 16 and 84 %.
-    Improper priors have no limit.
+    Of the others zero and infinity, as of improper priors, which have no limit.
     """
     weak = {loc: ~fit.is_identified for loc, fit in fits.items()}
-    unlimited = {
-        loc: (np.zeros(each.shape), np.full(each.shape, np.inf)) for loc, each in weak.items()
+    draws = None
+    if any(each.any() for each in weak.values()):
+        draws = draw_prior(svi, model_args)
+    if draws is None:
+        return {
+            loc: (np.zeros(each.shape), np.full(each.shape, np.inf)) for loc, each in weak.items()
+        }
+    guide: Any = svi.guide
+    if type(guide) is AutoDiagonalNormal:
+        ((loc, each),) = weak.items()
+        return {loc: prior_range(as_vectors(guide, draws, each.size), each)}
+    return {
+        loc: prior_range(draws[loc.removesuffix(f"_{guide.prefix}_loc")], each)
+        for loc, each in weak.items()
     }
-    if not any(each.any() for each in weak.values()):
-        return unlimited
 
-    # Prior draws of the latent variables, unconstrained, with the names of the guide's means.
+
+def draw_prior(svi: "DPSVI", model_args: ModelArgs) -> dict[str, Array] | None:
+    """Returns 1,000 prior draws of the latent variables, unconstrained; ``None`` if improper."""
     args, kwargs = model_args.spec.constant_args(model_args.arrays)
     latents = list(find_sites(svi.model, model_args).latents)
     prior = Predictive(svi.model, num_samples=_NUM_PRIOR_DRAWS, return_sites=latents)
@@ -543,25 +554,31 @@ def find_priors(
         try:
             draws = prior(jax.random.key(0), *args, **kwargs)
         except NotImplementedError:  # an improper prior has no draws
-            return unlimited
-        unconstrain = partial(unconstrain_fn, svi.model, args, kwargs)
-        unconstrained = jax.vmap(unconstrain)(draws)
-    guide: Any = svi.guide
-    if type(guide) is AutoDiagonalNormal:
-        ((loc, each),) = weak.items()
-        vectors = np.zeros((_NUM_PRIOR_DRAWS, each.size))
-        for name, positions in guide._unpack_latent(np.arange(each.size)).items():
-            vectors[:, positions.ravel()] = unconstrained[name].reshape(_NUM_PRIOR_DRAWS, -1)
-        by_loc = {loc: vectors}
-    else:
-        by_loc = {f"{name}_{guide.prefix}_loc": each for name, each in unconstrained.items()}
+            return None
+        unconstrained = jax.vmap(partial(unconstrain_fn, svi.model, args, kwargs))(draws)
+    return {name: np.asarray(each, float) for name, each in unconstrained.items()}
 
-    limited = {}
-    for loc, each in weak.items():
-        low, median, high = np.quantile(np.asarray(by_loc[loc], float), [0.16, 0.5, 0.84], axis=0)
-        use = each & np.isfinite(low) & np.isfinite(high) & (high > low)
-        limited[loc] = np.where(use, median, 0.0), np.where(use, (high - low) / 2, np.inf)
-    return limited
+
+def as_vectors(guide: Any, draws: dict[str, Array], size: int) -> Array:
+    """Returns draws of latent variables as vectors of a guide that has one, ``(draws, size)``."""
+    vectors = np.zeros((_NUM_PRIOR_DRAWS, size))
+    for name, positions in guide._unpack_latent(np.arange(size)).items():
+        vectors[:, np.ravel(positions)] = draws[name].reshape(_NUM_PRIOR_DRAWS, -1)
+    return vectors
+
+
+def prior_range(draws: Array, use: npt.NDArray[np.bool_]) -> tuple[Array, Array]:
+    """Returns median and scale of coordinates of prior draws, and zero and infinity of the others.
+
+    The scale is half the distance of the quantiles at 16 and 84 %, if these are finite.
+
+    Args:
+      draws: ``(draws, ...)``.
+      use: of which coordinates, ``(...)``.
+    """
+    low, median, high = np.quantile(draws, [0.16, 0.5, 0.84], axis=0)
+    use = use & np.isfinite(low) & np.isfinite(high) & (high > low)
+    return np.where(use, median, 0.0), np.where(use, (high - low) / 2, np.inf)
 
 
 def find_problems(
