@@ -204,18 +204,19 @@ def _narrow(values: Array) -> Array:
 
 def rows(profile: str) -> list[Row]:
     both, diagonal = tuple(GUIDES), ("diagonal",)
+    longer = both if profile == "paper" else diagonal
     settings = [
         Settings(model=model, guide=guide, l2_clip=l2_clip, learning_rate=rate)
         for model, l2_clip, rate, guides in (
             ("correlated regression", 8.0, 0.01, both),
-            ("logistic regression", 3.0, 0.02, both),
+            ("logistic regression", 3.0, 0.02, longer),
             ("hierarchical logistic regression", 2.0, 0.03, both),
             ("horseshoe regression", 8.0, 0.01, diagonal),
-            ("mixture", 5.0, 0.02, both),
-            ("Poisson regression", 8.0, 0.02, both),
+            ("mixture", 5.0, 0.02, longer),
+            ("Poisson regression", 8.0, 0.02, longer),
             ("Poisson regression", 2.0, 0.02, diagonal),
             ("ordinal regression", 3.0, 0.02, diagonal),
-            ("zero-inflated regression", 8.0, 0.02, both),
+            ("zero-inflated regression", 8.0, 0.02, longer),
         )
         for guide in guides
     ]
