@@ -1,7 +1,7 @@
 """Coverage of noise-aware posteriors of DPSVI in eight numpyro models, under two guides.
 
 ``python -m experiments run bayes_models``: three minutes on two CPU cores in the quick
-profile, three quarters of an hour in the paper profile. The data are simulated.
+profile, half an hour in the paper profile. The data are simulated.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Coverage of noise-aware posteriors of DPSVI in conjugate families.
 
 ``python -m experiments run bayes_noise_aware``: two minutes on two CPU cores in the quick profile,
-half an hour in the paper profile. The data are simulated.
+an hour in the paper profile. The data are simulated.
 """
 
 import dataclasses

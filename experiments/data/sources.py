@@ -248,6 +248,8 @@ def fetch_file(name: str) -> Path:
     pooch.get_logger().setLevel("WARNING")
 
     try:
+        # pooch fails where another thread makes the file's folder at the same moment.
+        path.parent.mkdir(parents=True, exist_ok=True)
         return Path(files.fetch(name, downloader=downloader))
     except ChunkedEncodingError as error:
         raise CorruptedFileError(

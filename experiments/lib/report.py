@@ -221,10 +221,10 @@ def _literals(text: str) -> Markup:
 
 
 def _data_uri(path: Path) -> str:
-    """Returns an image as WebP: without loss in 32 colours or, where it is smaller, with loss."""
+    """Returns an image as WebP: without loss in 24 colours or, where it is smaller, with loss."""
     with Image.open(path) as file:
         image = file.convert("RGB")
-    flat = image.quantize(32, dither=Image.Dither.NONE).convert("RGB")
+    flat = image.quantize(24, dither=Image.Dither.NONE).convert("RGB")
     encoded = min(_webp(flat, lossless=True), _webp(image, quality=36), key=len)
     return "data:image/webp;base64," + base64.b64encode(encoded).decode("ascii")
 
