@@ -204,9 +204,9 @@ CASES = {
             r"noise-aware 99 to 99 %, guide alone \d+ to \d+ %\.$",
         ),
         (
-            {("mixture, C = 5", "measured", "noise-aware, coverage %"): 70.0},
+            {("mixture, C = 5, diagonal", "measured", "noise-aware, coverage %"): 70.0},
             "not compared",
-            r"below 85 %.*mixture, C = 5 \(",
+            r"below 85 %.*mixture, C = 5, diagonal \(",
         ),
     ],
     "bayes.gdsc": [

@@ -123,7 +123,7 @@ ROWS = {
         {},
     ),
     "bayes.models": (
-        "hierarchical logistic regression, C = 2",
+        "hierarchical logistic regression, C = 2, diagonal",
         {"num_steps": 200, "num_data_sets": 2, "num_examples": 500},
         {},
     ),
