@@ -33,7 +33,7 @@ class Steps(Protocol):
 
     @property
     def axes(self) -> PyTree:
-        """Axes of a state under ``jax.vmap`` over settings, which share the batch that is drawn."""
+        """The ``in_axes`` of a state for `jax.vmap` over settings, which share the drawn batch."""
 
     def init(
         self, mechanism: SubsampledGaussian, rate: Numeric, key: PRNGKey, records: PyTree
@@ -89,7 +89,7 @@ class NormState(NamedTuple):
 
 
 def record_norm(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Returns the optimiser, with the norm of the gradients that it is given first in its state."""
+    """Wraps an optimiser so that its state begins with the norm of the gradient it is given."""
 
     def init(params: optax.Params) -> NormState:
         del params

@@ -213,7 +213,8 @@ def fit(settings: Settings, number: int) -> Fit:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # problems are counted
         aware = result.noise_aware_posterior(burn_in=_BURN_IN)
-    means = {name: jnp.asarray(each.mean) for name, each in aware.fits.items()}
+    averages = result.averaged_params(burn_in=_BURN_IN)
+    means = {name: averages[name] for name in aware.fits}
     averaged = dataclasses.replace(result, params={**result.params, **means})
     draws: dict[str, Any] = {
         "noise-aware": aware.posterior_samples(draw_key, _NUM_DRAWS),

@@ -28,7 +28,7 @@ _TIMEOUT = (5.0, 15.0)  # seconds to connect, and of silence
 
 
 class UnavailableError(Exception):
-    """A source does not have the data, so the next one is tried.
+    """The data cannot be had from one source; the next one is tried.
 
     Damaged data raise `CorruptedFileError` instead, and no other source is tried.
     """

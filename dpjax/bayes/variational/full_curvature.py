@@ -1,4 +1,4 @@
-"""Noise-aware posterior of a multivariate normal guide: noisy log-likelihood and exact prior.
+"""Noise-aware posterior of DPSVI with a multivariate normal guide, by NUTS.
 
 A step draws the latent variables theta_t from the guide, which all records share, and releases the
 noisy sum g_t of the records' gradients at them. Where the log-likelihood is quadratic,
@@ -18,8 +18,9 @@ scaled by the guide, or in those in which the guide's draws are independent.
 In the directions in which noise and H are both diagonal the gradient of one is a regression by
 itself, with its own curvature. Draws of the curvature are those of this regression, and the latent
 variables are drawn given it: the density above is divided by that of the mean gradient given the
-curvature alone. Otherwise a curvature near zero, which allows all that the prior does, would have
-more weight than the regression gives it, the more so the less likely the estimate is a priori.
+curvature alone, under a normal approximation of the prior in each direction by itself. Otherwise a
+curvature near zero, which allows all that the prior does, would have more weight than the
+regression gives it, the more so the less likely the estimate is a priori.
 """
 
 import math
@@ -446,7 +447,7 @@ def read_latents(terms: ELBOTerms, params: Values, model_args: ModelArgs) -> npt
 
 
 def is_record_site(site: Site, plate: str) -> bool:
-    """Returns whether a site is of the records: sampled under their plate."""
+    """Returns whether a sample site is inside the plate over the records."""
     return site["type"] == "sample" and in_plate(site, plate)
 
 
@@ -542,7 +543,7 @@ def draw_latents(
 
 @dataclass(frozen=True, kw_only=True)
 class FullCurvaturePosterior(NoiseAwarePosterior):
-    """Noise-aware posterior of a multivariate normal guide: see `NoiseAwarePosterior`.
+    """Noise-aware posterior under a multivariate normal autoguide, by NUTS.
 
     The model's prior times the density of the noisy gradients given the latent variables, without
     the guide: correlations are those of the records' gradients, and priors need not be normal. NUTS

@@ -236,7 +236,7 @@ def merge_blocks(trace: GradientTrace) -> GradientTrace:
 
 
 def shift_products(count: Any, shift: Any, sums: Any, products: Iterable[Any]) -> list[Any]:
-    """Returns sums of products of x and of gradients with x about another centre.
+    """Moves the centre that x is measured from, in sums of products of x and of gradients.
 
     For x + ``shift`` in the place of x.
 
@@ -260,7 +260,7 @@ def shift_products(count: Any, shift: Any, sums: Any, products: Iterable[Any]) -
 
 
 def shift_sums(count: Any, shift: Any, sums: Iterable[Any]) -> list[Any]:
-    """Returns sums of powers of x and of gradients with x about another centre.
+    """Moves the centre that x is measured from, in sums of powers of x and of gradients.
 
     For x + ``shift`` in the place of x.
 
@@ -320,7 +320,8 @@ def tail_blocks(trace: GradientTrace, burn_in: float) -> tuple[npt.NDArray[np.fl
       burn_in: share of the recorded steps that are left out, rounded up to whole blocks.
     """
     length, done = int(trace.block_length), int(trace.num_steps)
-    first, last = math.ceil(burn_in * done / length), -(-done // length)
+    # Whole blocks, but for the rounding of the share.
+    first, last = math.ceil(burn_in * done / length - 1e-9), -(-done // length)
     counts = np.minimum(length, done - length * np.arange(first, last)).astype(float)
     return counts, slice(first, last)
 
@@ -425,6 +426,7 @@ def settled_burn_in(trace: GradientTrace) -> float | None:
     std = np.sqrt(squares / freedom * (1 + correlation) / (1 - correlation))
     limit = std * stdtrit(freedom, 1 - _FALSE_ALARM_RATE / 4 / means.shape[1])
 
+    # The first block from which on nothing exceeds it.
     for first in range(half + 1):
         slope, _, deviations = line(first)
         share = counts[first] / counts[first:].sum()

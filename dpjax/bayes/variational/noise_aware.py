@@ -147,7 +147,7 @@ def fit_optimum(
     *,
     aligned: bool = False,
 ) -> OptimumFit:
-    """Returns the posterior of slope and mean gradient of each coordinate, by conjugacy.
+    """Returns the curvature and mean gradient of each coordinate, by Bayesian linear regression.
 
     Args:
       loc: sums of the guide's means.
@@ -448,7 +448,7 @@ class NoiseAwarePosterior(abc.ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class MeanFieldPosterior(NoiseAwarePosterior):
-    """Noise-aware posterior of a mean-field normal guide: see `NoiseAwarePosterior`.
+    """Noise-aware posterior under a mean-field normal autoguide, by conjugacy.
 
     A mixture of guides over their optimum: theta ~ q(theta; phi*) with phi* drawn given the trace
     of released gradients.

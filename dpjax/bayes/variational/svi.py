@@ -151,7 +151,7 @@ class DPSVIResult(RunResult):
         return self.svi._draw_latents(rng_key, self.params, num_samples, self.model_args)
 
     def averaged_params(self, *, burn_in: float | None = None) -> Values:
-        """Returns the average of the parameters over the tail of the run: post-processing.
+        """Returns the average of the iterates (Polyak averaging) over the last steps of the run.
 
         Its error by noise is smaller than that of the last iterate, the more so the larger the
         learning rate. Averaged without constraints. Scales, too, are averages: the guide's
@@ -211,7 +211,8 @@ class DPSVIResult(RunResult):
         for name, tail in tail_sums(trace, burn_in).items():
             if not tail.counts.size:
                 raise ValueError(f"burn_in must leave a block of steps, got {burn_in}")
-            averages[name] = jnp.asarray(tail.center + tail.x.sum(0) / tail.counts.sum(), float)
+            mean = tail.center + tail.x.sum(0) / tail.counts.sum()
+            averages[name] = jnp.asarray(mean, jnp.result_type(self.params[name]))
         return dict(self.svi._svi.constrain_fn(averages))
 
     def noise_aware_posterior(self, *, burn_in: float = 0.2) -> NoiseAwarePosterior:
@@ -333,10 +334,12 @@ class DPSVIResult(RunResult):
         for problem in problems:
             warnings.warn(problem, stacklevel=2)
         if names is None:
-            draws = None
+            # The prior limits draws in the directions whose curvature is not identified.
+            vectors = None
             if not curvature.each.is_identified.all():
                 draws = draw_prior(self.svi, self.model_args)
-            vectors = None if draws is None else as_vectors(self.svi.guide, draws, len(covariance))
+                if draws is not None:
+                    vectors = as_vectors(self.svi.guide, draws, len(covariance))
             return FullCurvaturePosterior(
                 fits=fits,
                 clipped=clipped,
@@ -967,7 +970,7 @@ class ModelData(TrainingData[StepData]):
 
     @staticmethod
     def of(model_args: ModelArgs, step: VariationalStep) -> "ModelData":
-        """Returns the data of a run, in which a source's records are read with their positions."""
+        """Returns the model's arguments as training data: in memory, split or a stream."""
         source = model_args.source
         data = model_args.step_data()[0] if source is None else PositionedSource(source)
         records = as_training_data(data, step.mechanism.sampling, step.sharding)
