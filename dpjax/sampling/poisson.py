@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._checks import as_count, check, check_non_negative, check_positive, check_rate
-from dpjax._random import bits, bits_at, random_subset
+from dpjax._random import bits_at, random_subset
 from dpjax._typing import PRNGKey
 from dpjax.adjacency import Adjacency, is_size_public
 from dpjax.sampling.base import Batch, Sampling
@@ -240,17 +240,13 @@ class PoissonSampling(Sampling):
         """Returns a draw of ``num_examples`` Bernoulli variables, and the next state."""
         next_key, bernoulli_key, split_key = jax.random.split(state, 3)
         most = self.num_static_batches * self.physical_batch_size
-        drawn = pack(self._bernoulli(bernoulli_key))
+        drawn = pack(self._is_drawn(bernoulli_key, self._positions))
         return PoissonDraw(*drawn.split_randomly(split_key, most)), next_key
 
     def members_at(self, state: jax.Array, positions: jax.Array) -> jax.Array:
         """Returns which records at ``positions`` are drawn, from the bits of these alone."""
         _, key, _ = jax.random.split(state, 3)
-        # Rate 1 has no threshold of 32 bits.
-        drawn = self._threshold >= _WORDS or bits_at(
-            key, jnp.minimum(positions, self.num_examples - 1), self.num_examples
-        ) < jnp.uint32(self._threshold)
-        return drawn & (positions < self.num_examples)
+        return self._is_drawn(key, positions)
 
     def num_batches(self, draw: PoissonDraw) -> jax.Array:
         """Returns the number of physical batches: ``ceil(size / physical_batch_size)``."""
@@ -280,10 +276,23 @@ class PoissonSampling(Sampling):
             f"Poisson: {records} in a batch independently with probability {self.sampling_rate:.6g}"
         )
 
-    def _bernoulli(self, key: PRNGKey) -> jax.Array:
+    def _is_drawn(self, key: PRNGKey, positions: jax.Array) -> jax.Array:
+        """Whether the records at ``positions`` are drawn; not past the last."""
+        is_record = positions < self.num_examples
+        # Rate 1 has no threshold of 32 bits.
         if self._threshold >= _WORDS:
-            return jnp.ones(self.num_examples, bool)
-        return bits(key, (self.num_examples,)) < jnp.uint32(self._threshold)
+            return is_record
+        within = jnp.minimum(positions, self.num_examples - 1)
+        return is_record & (bits_at(key, within, self.num_examples) < jnp.uint32(self._threshold))
+
+    @property
+    def _positions(self) -> jax.Array:
+        """Those of all records, and further ones that fill the last word of a `BitSet`.
+
+        Padding what is computed from random bits would keep XLA from vectorising them on a CPU,
+        which takes nine times as long.
+        """
+        return jnp.arange(-(-self.num_examples // _BITS) * _BITS, dtype=jnp.int32)
 
     @property
     def _threshold(self) -> int:
@@ -365,7 +374,9 @@ class TruncatedPoissonSampling(Sampling):
         """Returns a Poisson draw, or a uniformly random subset of it if it is too large."""
         next_key, bernoulli_key, subset_key = jax.random.split(state, 3)
         limit = self.truncated_batch_size
-        drawn = pack(self._untruncated._bernoulli(jax.random.split(bernoulli_key)[1]))
+        untruncated = self._untruncated
+        draw_key = jax.random.split(bernoulli_key)[1]
+        drawn = pack(untruncated._is_drawn(draw_key, untruncated._positions))
         ranks = jax.lax.cond(
             drawn.size > limit,
             lambda: random_subset(subset_key, drawn.size, limit, self.num_examples),

@@ -44,8 +44,8 @@ class CappedPoisson(PoissonSampling):
 class EmptyPoisson(PoissonSampling):
     """Broken: nobody is ever drawn."""
 
-    def _bernoulli(self, key):
-        return jnp.zeros(self.num_examples, bool)
+    def _is_drawn(self, key, positions):
+        return jnp.zeros(positions.shape, bool)
 
 
 class SameCoinsAgain(PoissonSampling):
@@ -151,7 +151,10 @@ def test_poisson_threshold_rounded_down(rate, monkeypatch):
     # A record is drawn for `threshold` of the 2^32 words: looked for around the exact number.
     threshold = math.floor(Fraction(rate) * 2**32)
     words = [w for w in (0, threshold - 1, threshold, threshold + 1) if 0 <= w < 2**32]
-    monkeypatch.setattr("dpjax.sampling.poisson.bits", lambda *_: jnp.array(words, jnp.uint32))
+    monkeypatch.setattr(
+        "dpjax.sampling.poisson.bits_at",
+        lambda key, positions, size: jnp.array(words, jnp.uint32)[positions],
+    )
     draw, _ = PoissonSampling(len(words), rate).draw(jax.random.key(0))
     assert members(draw).tolist() == [i for i, word in enumerate(words) if word < threshold]
 
@@ -215,8 +218,8 @@ MOST = SAMPLING.num_static_batches * SAMPLING.physical_batch_size
 class Everyone(PoissonSampling):
     """Draws all records, whatever the rate: overfull every time."""
 
-    def _bernoulli(self, key):
-        return jnp.ones(self.num_examples, bool)
+    def _is_drawn(self, key, positions):
+        return positions < self.num_examples
 
 
 class InDataOrder(Everyone):
