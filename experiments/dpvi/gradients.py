@@ -102,8 +102,10 @@ def data() -> str:
 
 
 def rows(profile: str) -> list[Row]:
-    epsilons = (0.3, 1.0, 3.0) if profile == "paper" else (1.0,)
-    points = grid(data_set=_RATES, epsilon=epsilons, gradient=("plain", "aligned"))
+    is_paper = profile == "paper"
+    epsilons = (0.3, 1.0, 3.0) if is_paper else (1.0,)
+    data_sets = tuple(_RATES) if is_paper else ("abalone",)
+    points = grid(data_set=data_sets, epsilon=epsilons, gradient=("plain", "aligned"))
     return [
         Row(
             f"{_TITLES[point['data_set']]}, ε = {point['epsilon']:g}: {point['gradient']}",

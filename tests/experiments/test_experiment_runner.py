@@ -1,5 +1,6 @@
 import datetime
 import fcntl
+import os
 import re
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.lib import runner
 from experiments.lib.records import load_records
 from experiments.lib.registry import Result
 from experiments.lib.runner import Plan, run_experiment, run_in_processes
@@ -244,6 +246,23 @@ def test_run_in_processes_shares_the_experiments(tmp_path, capfd):
         rows = {record.row for record in load_records(tmp_path, name) if record.finished}
         assert rows
         assert said.count(f"{name} (quick), row") == 2 * len(rows)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="cores cannot be chosen here")
+def test_processes_have_cores_of_their_own():
+    before = os.sched_getaffinity(0)
+    shares = []
+    for position in range(len(before)):
+        with runner._on_share_of_cores(position, len(before)):
+            asked = "import os; print(*os.sched_getaffinity(0))"
+            found = subprocess.run([sys.executable, "-c", asked], capture_output=True, check=True)
+            shares += [int(core) for core in found.stdout.split()]
+    assert sorted(shares) == sorted(before)
+    assert os.sched_getaffinity(0) == before
+
+    # More processes than cores share all of them.
+    with runner._on_share_of_cores(0, len(before) + 1):
+        assert os.sched_getaffinity(0) == before
 
 
 @pytest.mark.slow
