@@ -45,7 +45,7 @@ class BitSet(NamedTuple):
         return self.counts[-1]
 
     def records_at(self, ranks: jax.Array) -> jax.Array:
-        """Returns the members of these ranks in increasing order; past the last, some position.
+        """Returns the indices of the members with these ranks; past the last member, any index.
 
         >>> chosen = pack(jnp.array([False, True, False, True, True]))
         >>> int(chosen.size), chosen.records_at(jnp.arange(3)).tolist()
@@ -95,7 +95,7 @@ class BitSet(NamedTuple):
 
 
 def pack(chosen: jax.Array) -> BitSet:
-    """Returns the set of the indices where ``chosen``, bool ``(num_examples,)``, is true."""
+    """Returns the indices at which a mask is true, as a `BitSet`: ``chosen`` is bool ``(n,)``."""
     rows = jnp.pad(chosen, (0, -len(chosen) % _BITS)).reshape(-1, _BITS)
     bits = rows.astype(jnp.uint32) << jnp.arange(_BITS, dtype=jnp.uint32)[None, :]
     return _from_words(jnp.sum(bits, axis=1, dtype=jnp.uint32))
@@ -244,7 +244,7 @@ class PoissonSampling(Sampling):
         return PoissonDraw(*drawn.split_randomly(split_key, most)), next_key
 
     def members_at(self, state: jax.Array, positions: jax.Array) -> jax.Array:
-        """Returns which records at ``positions`` are drawn, from the bits of these alone."""
+        """Returns, for each of ``positions``, whether that record is in the batch of ``state``."""
         _, key, _ = jax.random.split(state, 3)
         return self._is_drawn(key, positions)
 

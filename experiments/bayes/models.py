@@ -184,7 +184,7 @@ def inference(settings: Settings) -> DPSVI:
 
 
 def simulate(settings: Settings, number: int) -> tuple[dict[str, Array], tuple[Array, ...]]:
-    """Returns the parameters and the records, inputs included, of the data set of this number."""
+    """Simulates a data set: returns the parameters and the model's arguments with the records."""
     case, num = CASES[settings.model], settings.num_examples
     rng = np.random.default_rng((settings.seed, number))
     inputs = tuple(_narrow(each) for each in case.inputs(rng, num))

@@ -162,7 +162,7 @@ class Settings(RunSettings):
 
 
 def coverage(draws: Array, truth: Array, level: float) -> tuple[Array, Array]:
-    """Returns, of each entry, whether the central interval of the draws covers; and its length."""
+    """Returns for each parameter whether its central interval covers the truth, and the length."""
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return np.ravel((low < truth) & (truth < high)), np.ravel(high - low)
 

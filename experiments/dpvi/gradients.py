@@ -64,7 +64,7 @@ class Task(NamedTuple):
 
 @functools.cache
 def load_task(name: str) -> Task:
-    """Returns the standardised records of a data set, with the exact scales."""
+    """Returns standardised records of a data set, and scales of its mean-field posterior."""
     data = load_data(name, stand_in=True)
     center, scale = data.train.x.mean(0), data.train.x.std(0)
 
