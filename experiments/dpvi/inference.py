@@ -18,6 +18,7 @@ from dpjax._typing import ArrayTree, PRNGKey, PyTree
 from dpjax.accounting import epsilon
 from dpjax.accounting import log_moments as moments
 from dpjax.bayes.variational import DPSVI
+from dpjax.bayes.variational.gradient_trace import GradientTrace
 
 REPLACE, ADD = "replace one", "add/remove"
 _NO_CLIP = 1e6
@@ -25,12 +26,13 @@ _SLACK = 4e-5
 
 
 class Point(NamedTuple):
-    """Noise and clip bound of a run."""
+    """Noise, clip bound and, where runs differ in it, learning rate of a run."""
 
     # the source's σ, noise over twice the clip bound; zero for a run without privacy, which does
     # not clip either
     sigma: Any
     l2_clip: Any  # bound on the gradient of one record's log-likelihood
+    learning_rate: Any = 0.0
 
 
 # From point and num_steps to DPSVI; the point's numbers may be traced.
@@ -38,12 +40,13 @@ MakeInference = Callable[[Point, int], DPSVI]
 
 
 class Fits(NamedTuple):
-    """Fitted parameters and gradient norms."""
+    """Fitted parameters, gradient norms and traces of the runs."""
 
     params: ArrayTree  # leaves with leading axes (points, repeats)
     # unclipped norms of the drawn records, (points, repeats, steps, slots), or None
     norms: jax.Array | None
     mask: jax.Array | None  # which slots hold a drawn record, bool of the same shape
+    trace: GradientTrace | None  # of each run, leaves with leading axes (points, repeats)
 
 
 def make_inference(
@@ -86,10 +89,10 @@ def fit(
 
 
 def stack_points(points: list[Point]) -> Point:
-    """Stacks noise multipliers and clip bounds; without noise the bound is too large to clip."""
+    """Stacks the fields of points; without noise the clip bound is too large to clip."""
     sigmas = jnp.array([point.sigma for point in points], jnp.float32)
     bounds = jnp.array([p.l2_clip if p.sigma > 0 else _NO_CLIP for p in points], jnp.float32)
-    return Point(sigmas, bounds)
+    return Point(sigmas, bounds, jnp.array([point.learning_rate for point in points], jnp.float32))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -103,8 +106,8 @@ def _fit(
             state, info = svi.update_with_info(state, *records)
             return state, ((info.norms, info.mask) if with_norms else (None, None))
 
-        state, clipped = jax.lax.scan(step, svi.init(key, *records), length=num_steps)
-        return Fits(svi.get_params(state), *clipped)
+        state, (norms, mask) = jax.lax.scan(step, svi.init(key, *records), length=num_steps)
+        return Fits(svi.get_params(state), norms, mask, state.trace)
 
     # Each point has the keys of all repeats: points may share noise, since only one is released.
     keys = jnp.broadcast_to(keys, (len(points.sigma), *keys.shape))

@@ -169,7 +169,8 @@ def l2_clip(settings: Values) -> float:
 def row_mechanism(settings: Values, num_examples: int) -> dpjax.SubsampledGaussian:
     """Returns the mechanism of a row's runs under add/remove."""
     rate, num_steps = settings["sampling_rate"], settings["num_steps"]
-    return make_mechanism(*_point(settings), rate, num_steps, num_examples)
+    point = _point(settings)
+    return make_mechanism(point.sigma, point.l2_clip, rate, num_steps, num_examples)
 
 
 @functools.cache
