@@ -458,7 +458,8 @@ def _check_no_normalisation(jaxpr: Jaxpr, inputs: Sequence[Var]) -> None:
 
 
 # Synthetic examples. They come from fixed seeds, and of the data only shapes and dtypes are used,
-# so that a refusal is no function of the data. NumPy draws and compares: nothing is compiled.
+# so that a refusal is no function of the data. NumPy draws and compares them, as compiling that
+# takes seconds.
 
 
 def synthetic_batches(
@@ -474,7 +475,7 @@ def synthetic_batches(
         first, second = (
             jax.tree.unflatten(treedef, _draw(leaves, count, kind, number)) for number in range(2)
         )
-        order = np.random.default_rng(kind).permutation(count)
+        order = np.random.default_rng((kind, 2)).permutation(count)
 
         def half(first: jax.Array, second: jax.Array, order: np.ndarray = order) -> jax.Array:
             is_first = (order < count // 2).reshape(-1, *[1] * (first.ndim - 1))

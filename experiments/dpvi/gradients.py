@@ -105,17 +105,17 @@ def score(task: Task, params: Any) -> dict[str, Array]:
 def averages(fits: Fits) -> dict[str, Array]:
     """Returns the parameters averaged over each run's tail, leaves with axes (points, repeats)."""
     positive = biject_to(AutoNormal.scale_constraint)
-    found: dict[str, list[Array]] = {"weights_auto_loc": [], "weights_auto_scale": []}
+    by_run: dict[str, list[Array]] = {"weights_auto_loc": [], "weights_auto_scale": []}
     params: Any = fits.params
     shape = np.shape(params["weights_auto_loc"])
     for index in np.ndindex(shape[:2]):
         trace = jax.tree.map(lambda leaf, at=index: np.asarray(leaf)[at], fits.trace)
         burn_in = settled_burn_in(trace)
         tails = tail_sums(trace, 0.5 if burn_in is None else burn_in)
-        for name, values in found.items():
+        for name, values in by_run.items():
             tail = tails[name]
             values.append(tail.center + tail.x.sum(0) / tail.counts.sum())
-    means = {name: np.reshape(values, shape) for name, values in found.items()}
+    means = {name: np.reshape(values, shape) for name, values in by_run.items()}
     return {**means, "weights_auto_scale": np.asarray(positive(means["weights_auto_scale"]))}
 
 

@@ -12,7 +12,12 @@ import optax
 import pytest
 from helpers.dpsvi_cases import FULL_RANK, MIXED, RECORDS, WHOLE, flat, mixture, private, step_of
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO, init_to_value
-from numpyro.infer.autoguide import AutoDiagonalNormal, AutoLowRankMultivariateNormal, AutoNormal
+from numpyro.infer.autoguide import (
+    AutoDelta,
+    AutoDiagonalNormal,
+    AutoLowRankMultivariateNormal,
+    AutoNormal,
+)
 from scipy import stats
 
 import dpjax
@@ -239,8 +244,10 @@ def with_param(x):
 @pytest.mark.slow
 def test_aligned_gradients_refuse_what_the_means_do_not_determine():
     make = partial(DPSVI, mixture, optim=optax.sgd(1.0), mechanism=WHOLE)
-    with pytest.raises(ValueError, match=r"guide must be one of AutoNormal.*got function"):
-        make(custom_guide, gradient="aligned")
+    with pytest.raises(ValueError, match=r"guide must be AutoNormal.*got custom_guide"):
+        make(custom_guide, gradient="aligned").init(KEY, MIXED)
+    with pytest.raises(ValueError, match=r"guide must be AutoNormal.*got AutoDelta"):
+        make(AutoDelta(mixture), gradient="aligned").init(KEY, MIXED)
     with pytest.raises(ValueError, match=r"one particle.*num_particles = 2"):
         make(GUIDES["mean field"], loss=Trace_ELBO(num_particles=2), gradient="aligned")
     with pytest.raises(ValueError, match="l2_clip must be one number"):

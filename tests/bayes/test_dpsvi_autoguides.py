@@ -96,7 +96,7 @@ WORKS = {
     "AutoBNAFNormal": (logistic, autoguide.AutoBNAFNormal),
     "AutoDelta": (two_sites, autoguide.AutoDelta),
     "AutoGuideList": (two_sites, lambda _: two_parts()),
-    "custom guide": (logistic, lambda _: logistic_guide),
+    "function": (logistic, lambda _: logistic_guide),
 }
 REFUSED = {
     "AutoLaplaceApproximation": (
@@ -120,7 +120,7 @@ SHAPES = {
 
 
 def slow_unless_custom(name):
-    return pytest.param(name, marks=() if name == "custom guide" else pytest.mark.slow)
+    return pytest.param(name, marks=() if name == "function" else pytest.mark.slow)
 
 
 @pytest.mark.parametrize("name", [slow_unless_custom(name) for name in WORKS])
@@ -151,4 +151,4 @@ def test_guide_is_refused_with_a_reason(name):
 def test_table_of_the_documentation_has_every_autoguide():
     rows = re.findall(r"^\| `?(\w[\w ]*?)`? \| (works|refused)\b", PAGE.read_text("utf-8"), re.M)
     assert dict(rows) == dict.fromkeys(WORKS, "works") | dict.fromkeys(REFUSED, "refused")
-    assert {name for name, _ in rows} == {*autoguide.__all__} - ABSTRACT | {"custom guide"}
+    assert {name for name, _ in rows} == {*autoguide.__all__} - ABSTRACT | {"function"}

@@ -266,7 +266,7 @@ def test_resumed_runs_have_the_same_trace(tmp_path):
 
 
 def test_share_is_refused_where_it_is_not_used():
-    with pytest.raises(ValueError, match=r"guide must be AutoNormal or.*got AutoDelta"):
+    with pytest.raises(ValueError, match=r"guide must be AutoNormal, .*got AutoDelta"):
         inference(guide=AutoDelta(mixture)).init(KEY, MIXED)
     with pytest.raises(ValueError, match="l2_clip must be one number with release_clipped"):
         inference(l2_clip={"means_auto_loc": 1.0, "weight_auto_loc": 1.0})

@@ -14,16 +14,15 @@ import optax
 import pytest
 from helpers.inputs import Crash
 from numpyro.distributions import constraints
-from numpyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoNormal
+from numpyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoGuideList, AutoNormal
 from scipy import stats
 
 import dpjax
 from dpjax.bayes.variational import DPSVI
+from dpjax.bayes.variational.elbo import MeanFieldParams, normal_and_transforms
 from dpjax.bayes.variational.gradient_trace import (
     NUM_BLOCKS,
-    MeanFieldParams,
     init_trace,
-    mean_field_params,
     record_gradient,
     tail_sums,
 )
@@ -36,6 +35,11 @@ from dpjax.bayes.variational.noise_aware import (
 from dpjax.training.checkpoint import CheckpointStore
 
 SOFTPLUS = constraints.softplus_positive
+TO_UNIT, TO_LOG, ABSOLUTE = (
+    dist.transforms.SigmoidTransform(),
+    dist.transforms.ExpTransform().inv,
+    dist.transforms.AbsTransform(),
+)
 
 
 # The trace.
@@ -187,7 +191,7 @@ def fit(trace, sigma, burn_in=0.2):
 
 def draws_of(fitted, num_samples=2_000):
     """Draws of theta for each repeat, ``(num_samples, REPEATS)``."""
-    names = MeanFieldParams(("auto_loc",), ("auto_scale",), SOFTPLUS)
+    names = MeanFieldParams(("_auto_latent",), ("auto_loc",), ("auto_scale",), (SOFTPLUS,))
     posterior = MeanFieldPosterior(
         fits={"auto_loc": fitted},
         priors={"auto_loc": (0.0, np.inf)},
@@ -561,15 +565,19 @@ def test_trace_with_steps_past_the_planned_ones_is_refused(fitted):
 def test_other_guides_have_no_trace():
     result = guided(AutoDelta).run(jax.random.key(0), Y, num_steps=1, progress_bar=False)
     assert result.state.trace is None
-    with pytest.raises(ValueError, match="AutoNormal or AutoDiagonalNormal of at most 20,000"):
+    with pytest.raises(ValueError, match=r"AutoDiagonalNormal or a function .* of at most 20,000"):
         result.noise_aware_posterior()
 
 
 @pytest.mark.parametrize(("size", "is_kept"), [(10_000, True), (10_001, False)])
 def test_large_guides_have_no_trace(size, is_kept):
-    params = {"mean_auto_loc": jnp.zeros(size), "mean_auto_scale": jnp.ones(size)}
-    guide = AutoNormal(lambda: None)
-    assert (mean_field_params(guide, params) is not None) == is_kept
+    def model(y):
+        means = numpyro.sample("means", dist.Normal(0, 1).expand([size]).to_event(1))
+        with numpyro.plate("records", len(y)):
+            numpyro.sample("y", dist.Normal(means[0], 1), obs=y)
+
+    svi = DPSVI(model, AutoNormal(model), optax.sgd(0.1), mechanism=MECHANISM)
+    assert (svi.init(jax.random.key(0), Y).trace is not None) == is_kept
 
 
 def test_model_with_parameters_has_no_trace():
@@ -583,6 +591,233 @@ def test_model_with_parameters_has_no_trace():
     assert result.state.trace is None
     with pytest.raises(ValueError, match="the model without param sites, got AutoNormal"):
         result.noise_aware_posterior()
+
+
+# Guides written by hand.
+
+
+def two_latents(y):
+    mean = numpyro.sample("mean", dist.Normal(0, 10.0))
+    spread = numpyro.sample("spread", dist.LogNormal(0, 1))
+    with numpyro.plate("records", len(y)):
+        numpyro.sample("y", dist.Normal(mean, spread), obs=y)
+
+
+def param(name, constraint=dist.constraints.real):
+    value = 0.0 if constraint is dist.constraints.real else 0.1
+    return numpyro.param(name, value, constraint=constraint)
+
+
+def by_hand(y):
+    numpyro.sample("mean", dist.Normal(param("a_mean"), param("a_std", SOFTPLUS)))
+    numpyro.sample("spread", dist.LogNormal(param("b_mean"), param("b_std", SOFTPLUS)))
+
+
+AUTO_NAMES = {
+    "a_mean": "mean_auto_loc",
+    "a_std": "mean_auto_scale",
+    "b_mean": "spread_auto_loc",
+    "b_std": "spread_auto_scale",
+}
+
+
+@pytest.mark.parametrize("gradient", ["plain", "aligned"])
+def test_a_guide_by_hand_has_the_posterior_of_the_autoguide(gradient):
+    """With its keys, starting values and order of parameters."""
+    mechanism = replace(MECHANISM, num_steps=300, noise_multiplier=100.0)
+    results = []
+    for guide in (by_hand, AutoNormal(two_latents)):
+        svi = DPSVI(two_latents, guide, optax.adam(0.02), mechanism=mechanism, gradient=gradient)
+        start = dict.fromkeys(AUTO_NAMES, 0.1)
+        if guide is not by_hand:
+            start = {AUTO_NAMES[name]: value for name, value in start.items()}
+        start = {name: jnp.asarray(value) for name, value in start.items()}
+        results.append(svi.run(jax.random.key(0), Y, init_params=start, progress_bar=False))
+    ours, auto = results
+    for name, of_auto in AUTO_NAMES.items():
+        np.testing.assert_allclose(ours.params[name], auto.params[of_auto], rtol=1e-5)
+        averages = ours.averaged_params(burn_in=0.2), auto.averaged_params(burn_in=0.2)
+        np.testing.assert_allclose(averages[0][name], averages[1][of_auto], rtol=1e-5)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # too few steps
+        ours, auto = (each.noise_aware_posterior() for each in results)
+    assert len(ours.problems) == len(auto.problems)
+    weak = [bool(fit.slope < 3 * fit.slope_std) for fit in ours.fits.values()]
+    assert any(weak)  # so that the prior is compared
+    for name, fit in ours.fits.items():
+        chex.assert_trees_all_close(fit, auto.fits[AUTO_NAMES[name]], rtol=1e-3)
+        priors = ours.priors[name], auto.priors[AUTO_NAMES[name]]
+        np.testing.assert_allclose(*priors, rtol=1e-5, atol=1e-6)
+    draws = [each.posterior_samples(jax.random.key(1), 4_000) for each in (ours, auto)]
+    for site in ("mean", "spread"):
+        quantiles = [np.quantile(each[site], [0.1, 0.5, 0.9]) for each in draws]
+        np.testing.assert_allclose(*quantiles, rtol=0.05, atol=0.01)
+
+
+def shared_scale(y):
+    std = param("std", SOFTPLUS)
+    numpyro.sample("mean", dist.Normal(param("a_mean"), std))
+    numpyro.sample("spread", dist.LogNormal(param("b_mean"), std))
+
+
+def doubled_mean(y):
+    numpyro.sample("mean", dist.Normal(2 * param("a_mean"), param("a_std", SOFTPLUS)))
+    numpyro.sample("spread", dist.LogNormal(param("b_mean"), param("b_std", SOFTPLUS)))
+
+
+def exchanged_roles(y):
+    numpyro.sample("mean", dist.Normal(param("a_std", SOFTPLUS), param("a_mean", SOFTPLUS)))
+    numpyro.sample("spread", dist.LogNormal(param("b_mean"), param("b_std", SOFTPLUS)))
+
+
+def mean_in_the_transform(y):
+    mean = param("a_mean")
+    shift = dist.transforms.AffineTransform(mean, 1.0)
+    normal = dist.Normal(mean, param("a_std", SOFTPLUS))
+    numpyro.sample("mean", dist.TransformedDistribution(normal, shift))
+    numpyro.sample("spread", dist.LogNormal(param("b_mean"), param("b_std", SOFTPLUS)))
+
+
+def student_t(y):
+    numpyro.sample("mean", dist.StudentT(4.0, param("a_mean"), param("a_std", SOFTPLUS)))
+    numpyro.sample("spread", dist.LogNormal(param("b_mean"), param("b_std", SOFTPLUS)))
+
+
+def given_the_mean(y):
+    mean = numpyro.sample("mean", dist.Normal(param("a_mean"), param("a_std", SOFTPLUS)))
+    numpyro.sample("spread", dist.LogNormal(param("b_mean") + mean, param("b_std", SOFTPLUS)))
+
+
+def fixed_scale(y):
+    numpyro.sample("mean", dist.Normal(param("a_mean"), param("a_std", SOFTPLUS)))
+    numpyro.sample("spread", dist.LogNormal(param("b_mean"), 0.1))
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [
+        shared_scale,
+        doubled_mean,
+        exchanged_roles,
+        mean_in_the_transform,
+        student_t,
+        given_the_mean,
+        fixed_scale,
+        numpyro.handlers.scale(by_hand, 2.0),
+    ],
+    ids=lambda guide: getattr(guide, "__name__", "scaled"),
+)
+def test_guides_whose_parameters_are_not_means_and_scales_have_no_trace(guide):
+    svi = DPSVI(two_latents, guide, optax.adam(0.02), mechanism=MECHANISM)
+    assert svi.init(jax.random.key(0), Y).trace is None
+    svi = DPSVI(two_latents, guide, optax.adam(0.02), mechanism=MECHANISM, gradient="aligned")
+    with pytest.raises(ValueError, match='with gradient="aligned", got'):
+        svi.init(jax.random.key(0), Y)
+
+
+VECTOR = dist.LogNormal(jnp.zeros(2), jnp.ones(2)).to_event(1)
+IS_NORMAL = {
+    "vector": (VECTOR, True),
+    "bounded": (dist.TransformedDistribution(dist.Normal(0.0, 1.0), TO_UNIT), True),
+    "transformed twice": (dist.TransformedDistribution(VECTOR, TO_LOG), False),
+    "absolute": (dist.TransformedDistribution(dist.Normal(0.0, 1.0), ABSOLUTE), False),
+    "folded": (dist.FoldedDistribution(dist.Normal(0.0, 1.0)), False),
+    "expanded": (dist.Normal(0.0, 1.0).expand([2]), False),
+    "scales of another shape": (dist.Normal(jnp.zeros(2), 1.0), False),
+}
+
+
+@pytest.mark.parametrize(("fn", "is_normal"), IS_NORMAL.values(), ids=IS_NORMAL)
+def test_normal_and_transforms_accept_bijections_of_a_normal(fn, is_normal):
+    site = {"fn": fn, "is_observed": False, "scale": None}
+    assert (normal_and_transforms(site)[0] is not None) == is_normal
+
+
+def in_groups(y):
+    with numpyro.plate("groups", 2):
+        means = numpyro.sample("means", dist.Uniform(jnp.array([-2.0, -3.0]), jnp.array(3.0)))
+    shares = numpyro.sample("shares", dist.Dirichlet(jnp.ones(2)))
+    with numpyro.plate("records", len(y)):
+        numpyro.sample("y", dist.Normal(means @ shares, 1), obs=y)
+
+
+def given_a_bound(y):
+    bound = numpyro.sample("bound", dist.LogNormal(0, 1))
+    mean = numpyro.sample("mean", dist.Uniform(-1.0, bound))
+    with numpyro.plate("records", len(y)):
+        numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+
+
+def two_guides(model):
+    guide = AutoGuideList(model)
+    guide.append(AutoNormal(numpyro.handlers.block(model, hide=["shares"]), prefix="a"))
+    guide.append(AutoNormal(numpyro.handlers.block(model, expose=["shares"]), prefix="b"))
+    return guide
+
+
+@pytest.mark.parametrize(
+    ("model", "make"),
+    [(in_groups, AutoNormal), (in_groups, two_guides), (given_a_bound, AutoNormal)],
+    ids=["plate and array bounds", "AutoGuideList", "support of another variable"],
+)
+def test_autoguides_of_bounded_variables_have_noise_aware_posteriors(model, make):
+    mechanism = replace(MECHANISM, num_steps=200, noise_multiplier=100.0)
+
+    def inference():
+        return DPSVI(model, make(model), optax.adam(0.02), mechanism=mechanism, gradient="aligned")
+
+    assert jax.jit(inference().init)(jax.random.key(0), Y).trace is not None
+    svi = inference()
+    result = svi.run(jax.random.key(0), Y, progress_bar=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # too few steps
+        posterior = result.noise_aware_posterior()
+    assert any(np.isfinite(scale).any() for _, scale in posterior.priors.values())
+    for name, draws in posterior.posterior_samples(jax.random.key(1), 100).items():
+        assert np.isfinite(draws).all(), name
+    if model is in_groups:  # logits of a uniform variable: their median and 68 % range
+        median, scale = posterior.priors["means_auto_loc" if make is AutoNormal else "means_a_loc"]
+        weak = np.isfinite(scale)
+        assert weak.any()
+        np.testing.assert_allclose(median, 0.0, atol=0.2)
+        np.testing.assert_allclose(scale[weak], np.log(0.84 / 0.16), rtol=0.1)
+
+
+class OwnTransform(dist.transforms.Transform):
+    """A bijection whose numbers JAX cannot list."""
+
+    domain = codomain = dist.constraints.real
+
+    def __call__(self, x):
+        return x + 1
+
+    def _inverse(self, y):
+        return y - 1
+
+    def log_abs_det_jacobian(self, x, y, intermediates=None):
+        return jnp.zeros_like(x)
+
+
+def with_own_transform(y):
+    normal = dist.Normal(param("a_mean"), param("a_std", SOFTPLUS))
+    numpyro.sample("mean", dist.TransformedDistribution(normal, OwnTransform()))
+    numpyro.sample("spread", dist.LogNormal(param("b_mean"), param("b_std", SOFTPLUS)))
+
+
+def with_computed_support(y):
+    support = dist.constraints.greater_than(jnp.zeros(2)[0])
+    std = numpyro.param("a_std", 0.1, constraint=support)
+    numpyro.sample("mean", dist.Normal(param("a_mean"), std))
+    numpyro.sample("spread", dist.LogNormal(param("b_mean"), param("b_std", SOFTPLUS)))
+
+
+@pytest.mark.parametrize("guide", [with_own_transform, with_computed_support])
+def test_guides_that_are_not_read_run_without_a_trace(guide):
+    svi = DPSVI(two_latents, guide, optax.adam(0.02), mechanism=MECHANISM)
+    result = svi.run(jax.random.key(0), Y, num_steps=2, progress_bar=False)
+    assert result.state.trace is None
+    assert np.isfinite(result.params["a_mean"])
 
 
 @pytest.mark.slow

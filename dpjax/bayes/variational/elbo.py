@@ -6,17 +6,24 @@ subsampled plate is left out here, so it does not enter the clipped gradients.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.extend.core import Literal
+from numpyro.distributions import constraints
+from numpyro.distributions.constraints import Constraint
 from numpyro.distributions.kl import kl_divergence
+from numpyro.distributions.transforms import AbsTransform, Transform
 from numpyro.distributions.util import scale_and_mask
 from numpyro.handlers import replay, seed, substitute, trace
 from numpyro.infer import ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoDiagonalNormal
 from numpyro.primitives import Messenger
 
+from dpjax._checks import is_traced
 from dpjax._typing import Numeric, PRNGKey, PyTree
 from dpjax.bayes.variational.model_args import Leaves, ModelArgsSpec, Values
 
@@ -30,6 +37,22 @@ Keys: TypeAlias = tuple[PRNGKey, PRNGKey]
 _LOCAL = 2**31 - 1
 
 
+class MeanFieldParams(NamedTuple):
+    """Parameters of a guide of independent normal variables, by latent site.
+
+    Attributes:
+      sites: the guide's latent variables, each normal before a transformation.
+      locs: names of their means, in the same order.
+      scales: names of their standard deviations, of the same shapes.
+      constraints: supports of the standard deviations.
+    """
+
+    sites: tuple[str, ...]
+    locs: tuple[str, ...]
+    scales: tuple[str, ...]
+    constraints: tuple[Constraint, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class ELBOTerms:
     """The terms of the negative ELBO of a model and a guide, and the plate that separates them.
@@ -41,6 +64,7 @@ class ELBOTerms:
       constrain: from unconstrained parameters to the values of the param sites.
       plate: the name of the plate over the records.
       spec: of the arguments of model and guide.
+      mean_field: parameters of a guide of independent normals, else ``None``.
     """
 
     model: Callable[..., object]
@@ -49,6 +73,7 @@ class ELBOTerms:
     constrain: Callable[[PyTree], Values]
     plate: str
     spec: ModelArgsSpec
+    mean_field: MeanFieldParams | None = None
 
 
 class Traces(NamedTuple):
@@ -205,6 +230,120 @@ class ResizePlate(Messenger):
             msg["value"] = jnp.arange(self.count)
         elif msg["type"] == "sample" and msg["value"] is None and in_plate(msg, self.plate):
             self.key, msg["kwargs"]["rng_key"] = jax.random.split(self.key)
+
+
+def guide_sites(terms: ELBOTerms, params: Values, arrays: Leaves, key: PRNGKey) -> Trace:
+    """Returns the trace of a guide without local latent variables."""
+    return trace_guide(terms, params, terms.spec.constant_records(1), arrays, (key, key))
+
+
+def find_mean_field(terms: ELBOTerms, params: Values, arrays: Leaves) -> MeanFieldParams | None:
+    """Returns the parameters of a guide of independent normals, else ``None``.
+
+    `AutoDiagonalNormal`, and a guide in which each latent variable is ``Normal(loc, scale)``, or a
+    bijection of it that depends on no parameter, where ``loc`` and ``scale`` are param sites of
+    their own and of its shape, and there are no other parameters: so are `AutoNormal` and a list of
+    these. Found in the program, not from values or names.
+
+    Args:
+      terms: of the negative ELBO.
+      params: by name.
+      arrays: public arguments of the model.
+    """
+    autoguide: Any = terms.guide
+    if type(autoguide) is AutoDiagonalNormal:  # one normal vector, of which the sites are parts
+        loc, scale = f"{autoguide.prefix}_loc", f"{autoguide.prefix}_scale"
+        if {loc, scale} != set(params):
+            return None
+        site = f"_{autoguide.prefix}_latent"
+        return MeanFieldParams((site,), (loc,), (scale,), (autoguide.scale_constraint,))
+
+    # The guide as a function of the values of its param sites.
+    as_given = replace(terms, constrain=lambda values: values)
+    normals: dict[str, dist.Normal] = {}
+    supports: dict[str, Constraint] = {}
+    others = []
+
+    def parts_of_guide(values: Values, arrays: Leaves) -> tuple[list[jax.Array], list[object]]:
+        key = jax.random.key(0)
+        sites = trace_guide(as_given, values, terms.spec.constant_records(1), arrays, (key, key))
+        in_transforms = []
+        for name, site in sites.items():
+            if site["type"] == "param":
+                supports[name] = site["kwargs"].get("constraint", constraints.real)
+            elif site["type"] == "sample":
+                normal, transforms = normal_and_transforms(site)
+                if normal is None or in_plate(site, terms.plate):
+                    others.append(name)
+                    continue
+                normals[name] = normal
+                try:
+                    in_transforms += jax.tree.leaves(transforms)
+                except NotImplementedError:  # a user's own, whose numbers are unknown
+                    others.append(name)
+        return [part for each in normals.values() for part in (each.loc, each.scale)], in_transforms
+
+    values = jax.eval_shape(terms.constrain, params)
+    program = jax.make_jaxpr(parts_of_guide)(values, arrays).jaxpr
+    if others or not normals or not all(hasattr(leaf, "shape") for leaf in values.values()):
+        return None
+
+    # Each mean and scale is a param site itself, and each param site is one of them.
+    name_of: dict[object, str] = dict(zip(program.invars, sorted(values), strict=False))
+    outputs = [None if isinstance(each, Literal) else each for each in program.outvars]
+    names = [name_of.get(each, "") for each in outputs[: 2 * len(normals)]]
+    if sorted(names) != sorted(params) or set(names) != set(supports):
+        return None
+
+    # No transformation depends on a parameter, or on a variable that does.
+    dependent: set[object] = set(name_of)
+    for equation in program.eqns:
+        if any(each in dependent for each in equation.invars if not isinstance(each, Literal)):
+            dependent.update(equation.outvars)
+    if dependent.intersection(outputs[2 * len(normals) :]):
+        return None
+
+    # Means are free, and standard deviations have a support of their own entries.
+    locs, scales = tuple(names[::2]), tuple(names[1::2])
+    of_scales = tuple(supports[scale] for scale in scales)
+    if not all(_is_real(supports[loc]) for loc in locs):
+        return None
+    if any(each.event_dim or any(map(is_traced, jax.tree.leaves(each))) for each in of_scales):
+        return None
+    return MeanFieldParams(tuple(normals), locs, scales, of_scales)
+
+
+def normal_and_transforms(site: Site) -> tuple[dist.Normal | None, tuple[Transform, ...]]:
+    """Returns the normal distribution that a latent site transforms, and the bijections.
+
+    ``None`` in its place if there is none: other distributions, one transformed twice (of which
+    numpyro does not keep the normal draw), or terms of the ELBO that a handler scales.
+    """
+    fn, transforms = site["fn"], tuple[Transform, ...]()
+    while isinstance(fn, dist.Independent) or type(fn) in (
+        dist.TransformedDistribution,
+        dist.LogNormal,
+    ):
+        if not isinstance(fn, dist.Independent):
+            if transforms:
+                return None, ()
+            transforms = tuple(fn.transforms)
+        fn = fn.base_dist
+    is_plain = type(fn) is dist.Normal and jnp.shape(fn.loc) == jnp.shape(fn.scale)
+    is_bijective = not any(isinstance(each, AbsTransform) for each in transforms)
+    is_free = not site["is_observed"] and site["scale"] is None
+    return (fn if is_plain and is_bijective and is_free else None), transforms
+
+
+def _is_real(support: Constraint) -> bool:
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support is constraints.real
+
+
+def guide_name(guide: Callable[..., object]) -> str:
+    """Returns the name of a guide in errors: of its function or its type."""
+    return str(getattr(guide, "__name__", type(guide).__name__))
 
 
 def log_prob(site: Site) -> jax.Array:

@@ -12,15 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from numpyro.distributions.constraints import Constraint
-from numpyro.infer.autoguide import (
-    AutoDiagonalNormal,
-    AutoLowRankMultivariateNormal,
-    AutoMultivariateNormal,
-    AutoNormal,
-)
+from numpyro.infer.autoguide import AutoLowRankMultivariateNormal, AutoMultivariateNormal
 from scipy.special import stdtrit
 
+from dpjax.bayes.variational.elbo import guide_name
 from dpjax.bayes.variational.model_args import Values
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -32,47 +27,13 @@ MAX_PARAMETERS = 20_000
 MAX_LATENTS = 100
 # Of a trend of the iterates in any coordinate, where there is none.
 _FALSE_ALARM_RATE = 0.01
+# Guides with means and standard deviations as parameters, in errors.
+MEAN_FIELD = (
+    "AutoNormal, AutoDiagonalNormal or a function that draws each latent variable from Normal"
+    " (transformed or not) with a param site for its mean and one for its standard deviation,"
+)
 # Name of the latent variables of a step in a trace: no parameter can have it.
 LATENTS = "latent variables"
-
-
-class MeanFieldParams(NamedTuple):
-    """Names of the parameters of a mean-field normal guide.
-
-    Attributes:
-      locs: of the means; those of the scales have the same shapes.
-      scales: of the standard deviations, in the same order.
-      scale_constraint: support of the standard deviations.
-    """
-
-    locs: tuple[str, ...]
-    scales: tuple[str, ...]
-    scale_constraint: Constraint
-
-
-def mean_field_params(
-    guide: Callable[..., object], params: Mapping[str, object]
-) -> MeanFieldParams | None:
-    """Returns the names of the parameters of `AutoNormal` or `AutoDiagonalNormal`, else ``None``.
-
-    Args:
-      guide: of numpyro; exactly these types, as a subclass may use its parameters otherwise.
-      params: by name; ``None`` is returned too if some are not the guide's, or if they have more
-        than `MAX_PARAMETERS` entries.
-    """
-    if sum(jnp.size(leaf) for leaf in jax.tree.leaves(params)) > MAX_PARAMETERS:
-        return None
-    autoguide: Any = guide
-    if type(guide) is AutoNormal:
-        locs = tuple(sorted(name for name in params if name.endswith(f"_{autoguide.prefix}_loc")))
-    elif type(guide) is AutoDiagonalNormal:
-        locs = (f"{autoguide.prefix}_loc",)
-    else:
-        return None
-    scales = tuple(name.removesuffix("loc") + "scale" for name in locs)
-    if {*locs, *scales} != set(params):
-        return None
-    return MeanFieldParams(locs, scales, autoguide.scale_constraint)
 
 
 def vector_mean(guide: Callable[..., object], params: Values) -> str | None:
@@ -101,10 +62,10 @@ def no_trace_error(
 ) -> ValueError:
     """Returns the error of a guide whose gradients are not recorded."""
     return ValueError(
-        f"guide must be AutoNormal or AutoDiagonalNormal of at most {MAX_PARAMETERS:,} parameters,"
-        " or AutoMultivariateNormal or AutoLowRankMultivariateNormal of at most"
+        f"guide must be {MEAN_FIELD} of at most {MAX_PARAMETERS:,} parameters, or"
+        " AutoMultivariateNormal or AutoLowRankMultivariateNormal of at most"
         f" {MAX_LATENTS} latent variables and with one particle, and the model without param"
-        f" sites, got {type(guide).__name__}, num_particles = {num_particles} and parameters of"
+        f" sites, got {guide_name(guide)}, num_particles = {num_particles} and parameters of"
         f" shapes {jax.tree.map(jnp.shape, dict(params))}"
     )
 

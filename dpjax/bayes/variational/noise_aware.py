@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +39,14 @@ from scipy.special import chdtrc
 
 from dpjax._checks import as_key, check_count
 from dpjax._typing import PRNGKey
-from dpjax.bayes.variational.elbo import ELBOTerms, data_free_loss
-from dpjax.bayes.variational.gradient_trace import MeanFieldParams, TailSums, shift_sums
+from dpjax.bayes.variational.elbo import (
+    ELBOTerms,
+    MeanFieldParams,
+    data_free_loss,
+    guide_sites,
+    normal_and_transforms,
+)
+from dpjax.bayes.variational.gradient_trace import TailSums, shift_sums
 from dpjax.bayes.variational.model_args import Leaves, ModelArgs, Values, as_arrays
 from dpjax.bayes.variational.validate import find_sites
 
@@ -448,7 +454,7 @@ class NoiseAwarePosterior(abc.ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class MeanFieldPosterior(NoiseAwarePosterior):
-    """Noise-aware posterior under a mean-field normal autoguide, by conjugacy.
+    """Noise-aware posterior under a guide of independent normals, by conjugacy.
 
     A mixture of guides over their optimum: theta ~ q(theta; phi*) with phi* drawn given the trace
     of released gradients.
@@ -520,7 +526,12 @@ class MeanFieldPosterior(NoiseAwarePosterior):
 
 
 def find_priors(
-    fits: dict[str, OptimumFit], svi: "DPSVI", model_args: ModelArgs, names: MeanFieldParams
+    fits: dict[str, OptimumFit],
+    svi: "DPSVI",
+    model_args: ModelArgs,
+    terms: ELBOTerms,
+    names: MeanFieldParams,
+    params: Values,
 ) -> dict[str, tuple[Array, Array]]:
     """Returns median and scale of the prior of each coordinate whose curvature is not identified.
 
@@ -534,36 +545,46 @@ def find_priors(
         return {
             loc: (np.zeros(each.shape), np.full(each.shape, np.inf)) for loc, each in weak.items()
         }
-    guide: Any = svi.guide
-    if type(guide) is AutoDiagonalNormal:
+    if type(svi.guide) is AutoDiagonalNormal:
         ((loc, each),) = weak.items()
-        return {loc: prior_range(as_vectors(guide, draws, each.size), each)}
-    return {
-        loc: prior_range(draws[loc.removesuffix(f"_{guide.prefix}_loc")], each)
-        for loc, each in weak.items()
-    }
+        return {loc: prior_range(as_vectors(svi, model_args, draws, each.size), each)}
+
+    # Of the normal variables, from which the guide's transformations lead to the sites.
+    sites = guide_sites(terms, params, model_args.arrays, jax.random.key(0))
+    ranges = {}
+    for name, loc in zip(names.sites, names.locs, strict=True):
+        values = draws[name]
+        for transform in reversed(normal_and_transforms(sites[name])[1]):
+            values = transform.inv(values)
+        ranges[loc] = prior_range(np.asarray(values, float), weak[loc])
+    return ranges
 
 
-def draw_prior(svi: "DPSVI", model_args: ModelArgs) -> dict[str, Array] | None:
-    """Returns 1,000 prior draws of the latent variables, unconstrained; ``None`` if improper."""
+def draw_prior(svi: "DPSVI", model_args: ModelArgs) -> dict[str, jax.Array] | None:
+    """Returns 1,000 prior draws of the latent variables; ``None`` if a prior is improper."""
     args, kwargs = model_args.spec.constant_args(model_args.arrays)
     latents = list(find_sites(svi.model, model_args).latents)
     prior = Predictive(svi.model, num_samples=_NUM_PRIOR_DRAWS, return_sites=latents)
     with warnings.catch_warnings():  # constant records need not be in the support of a site
         warnings.filterwarnings("ignore", ".*Out-of-support values")
         try:
-            draws = prior(jax.random.key(0), *args, **kwargs)
+            draws: dict[str, jax.Array] = prior(jax.random.key(0), *args, **kwargs)
         except NotImplementedError:  # an improper prior has no draws
             return None
+    return draws
+
+
+def as_vectors(
+    svi: "DPSVI", model_args: ModelArgs, draws: dict[str, jax.Array], size: int
+) -> Array:
+    """Returns prior draws as unconstrained vectors of a guide that has one, ``(draws, size)``."""
+    args, kwargs = model_args.spec.constant_args(model_args.arrays)
+    with warnings.catch_warnings():  # constant records need not be in the support of a site
+        warnings.filterwarnings("ignore", ".*Out-of-support values")
         unconstrained = jax.vmap(partial(unconstrain_fn, svi.model, args, kwargs))(draws)
-    return {name: np.asarray(each, float) for name, each in unconstrained.items()}
-
-
-def as_vectors(guide: Any, draws: dict[str, Array], size: int) -> Array:
-    """Returns draws of latent variables as vectors of a guide that has one, ``(draws, size)``."""
-    vectors = np.zeros((_NUM_PRIOR_DRAWS, size))
+    vectors, guide = np.zeros((_NUM_PRIOR_DRAWS, size)), cast(Any, svi.guide)
     for name, positions in guide._unpack_latent(np.arange(size)).items():
-        vectors[:, np.ravel(positions)] = draws[name].reshape(_NUM_PRIOR_DRAWS, -1)
+        vectors[:, np.ravel(positions)] = unconstrained[name].reshape(_NUM_PRIOR_DRAWS, -1)
     return vectors
 
 

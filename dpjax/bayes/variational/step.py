@@ -32,12 +32,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from numpyro.infer.autoguide import (
-    AutoDiagonalNormal,
-    AutoLowRankMultivariateNormal,
-    AutoMultivariateNormal,
-    AutoNormal,
-)
+from numpyro.infer.autoguide import AutoLowRankMultivariateNormal, AutoMultivariateNormal
 from numpyro.ops.provenance import eval_provenance
 
 from dpjax._checks import check
@@ -53,14 +48,16 @@ from dpjax.bayes.variational.elbo import (
     ELBOTerms,
     Trace,
     data_free_loss,
+    guide_name,
+    guide_sites,
     record_loss,
-    trace_guide,
 )
 from dpjax.bayes.variational.gradient_trace import (
     LATENTS,
+    MAX_PARAMETERS,
+    MEAN_FIELD,
     GradientTrace,
     init_trace,
-    mean_field_params,
     record_gradient,
     vector_mean,
 )
@@ -77,7 +74,6 @@ from dpjax.transforms.noise import AddGaussianNoiseState
 _NO_BOUND, _REPORT_BATCH = 1e30, 1024
 # Exactly these types: a subclass may share parameters between entries.
 _OWN_PARAMETERS = (AutoMultivariateNormal, AutoLowRankMultivariateNormal)
-_WITH_MEANS = (AutoNormal, AutoDiagonalNormal, *_OWN_PARAMETERS)
 
 # Name of the entry for the number of clipped records: no parameter can have it.
 CLIPPED = "records clipped"
@@ -111,7 +107,7 @@ class DPSVIState(NamedTuple):
       noise: state of the noise, which counts the releases.
       seeded: whether the key that the state was made from looks like ``jax.random.key(seed)``.
       trace: sums of the noisy gradients, for `DPSVIResult.noise_aware_posterior`; ``None`` unless
-        the guide is `AutoNormal` or `AutoDiagonalNormal`, of at most 20,000 parameters, or
+        the guide is one of independent normals, of at most 20,000 parameters, or
         `AutoMultivariateNormal` or `AutoLowRankMultivariateNormal`, of at most 100 latent variables
         and with one particle; and the model has no parameters.
     """
@@ -246,12 +242,17 @@ class VariationalStep:
     def released(self, params: Values) -> Values:
         """Returns a tree of the shapes that each step releases with noise."""
         if self.gradient == "aligned":
-            params = {name: leaf for name, leaf in params.items() if name.endswith("_loc")}
+            mean_field = self.terms.mean_field
+            guide: Any = self.terms.guide
+            means = mean_field.locs if mean_field else (f"{guide.prefix}_loc",)
+            params = {name: leaf for name, leaf in params.items() if name in means}
         return self.with_clipped(params, jnp.zeros(()))
 
     def init_trace(self, params: Values) -> GradientTrace | None:
         """Returns the sums of gradients before the first step, or ``None`` if none are kept."""
-        if mean_field_params(self.terms.guide, params) is not None:
+        if self.terms.mean_field is not None:
+            if sum(jnp.size(leaf) for leaf in jax.tree.leaves(params)) > MAX_PARAMETERS:
+                return None
             return init_trace(self.with_clipped(params, jnp.zeros(())))
         mean = vector_mean(self.terms.guide, params)
         if mean is None or self.terms.loss.num_particles > 1:
@@ -433,11 +434,6 @@ def choose_clipping_space(
     return parameter_space(terms, params, arrays, key)
 
 
-def guide_sites(terms: ELBOTerms, params: Values, arrays: Leaves, key: PRNGKey) -> Trace:
-    """Returns the trace of a guide without local latent variables."""
-    return trace_guide(terms, params, terms.spec.constant_records(1), arrays, (key, key))
-
-
 def model_params(params: Values, sites: Trace) -> list[str]:
     """Returns the names of the model's own parameters, which the guide does not have."""
     return sorted(set(params) - {n for n, site in sites.items() if site["type"] == "param"})
@@ -449,7 +445,7 @@ def mean_space(
     """Returns the clipping space of gradients by the means of a normal autoguide.
 
     Args:
-      terms: of the negative ELBO, whose guide is one of `check_aligned`.
+      terms: of the negative ELBO.
       params: unconstrained.
       arrays: public arguments of the model.
       key: of the step's draw from the guide.
@@ -492,13 +488,13 @@ def latents_by_mean(terms: ELBOTerms, params: Values, arrays: Leaves, key: PRNGK
     """Returns a step's unconstrained latent variables, by the names of their means.
 
     Args:
-      terms: of the negative ELBO, whose guide is one of `check_aligned`.
+      terms: of the negative ELBO.
       params: unconstrained.
       arrays: public arguments of the model.
       key: of the step's draw from the guide.
 
     Raises:
-      ValueError: parameters of the model.
+      ValueError: parameters of the model, or a guide without means as parameters.
     """
     guide: Any = terms.guide
     sites = guide_sites(terms, params, arrays, key)
@@ -507,25 +503,23 @@ def latents_by_mean(terms: ELBOTerms, params: Values, arrays: Leaves, key: PRNGK
             'params must be those of the guide with gradient="aligned", got'
             f" {others} of the model: their gradients do not follow from that in the means"
         )
-    if type(guide) is not AutoNormal:
+    if type(guide) in _OWN_PARAMETERS:
         return {f"{guide.prefix}_loc": sites[f"_{guide.prefix}_latent"]["value"]}
-    latent_sites = {n: site for n, site in sites.items() if site["type"] == "sample"}
-    return {  # where a variable is transformed, the value before
-        f"{name}_{guide.prefix}_loc": (
-            site["intermediates"][0][0] if site["intermediates"] else site["value"]
-        )
-        for name, site in latent_sites.items()
-    }
-
-
-def check_aligned(guide: Callable[..., object], num_particles: int, l2_clip: ClipBound) -> None:
-    """Raises ValueError for a guide, loss or clip bound that aligned gradients do not support."""
-    if type(guide) not in _WITH_MEANS:
-        allowed = ", ".join(each.__name__ for each in _WITH_MEANS)
+    if terms.mean_field is None:
+        own = " or ".join(each.__name__ for each in _OWN_PARAMETERS)
         raise ValueError(
-            f'guide must be one of {allowed} with gradient="aligned", which have their means as'
-            f" parameters, got {type(guide).__name__}"
+            f'guide must be {MEAN_FIELD} {own} with gradient="aligned", got {guide_name(guide)}'
         )
+    latents = {}
+    for name, loc in zip(terms.mean_field.sites, terms.mean_field.locs, strict=True):
+        # Where a variable is transformed, the value before.
+        site = sites[name]
+        latents[loc] = site["intermediates"][0][0] if site["intermediates"] else site["value"]
+    return latents
+
+
+def check_aligned(num_particles: int, l2_clip: ClipBound) -> None:
+    """Raises ValueError for a loss or clip bound that aligned gradients do not support."""
     if num_particles != 1:
         raise ValueError(
             'loss must have one particle with gradient="aligned", got num_particles ='

@@ -21,7 +21,7 @@ from dpjax._html import HTMLTable
 from dpjax._html_tables import leaf_table
 from dpjax._typing import PRNGKey, PyTree
 from dpjax.bayes._data_tree import Draws, make_data_tree
-from dpjax.bayes.variational.elbo import ELBOTerms
+from dpjax.bayes.variational.elbo import ELBOTerms, find_mean_field, guide_name
 from dpjax.bayes.variational.full_curvature import (
     IN_DIRECTIONS,
     FullCurvaturePosterior,
@@ -31,7 +31,7 @@ from dpjax.bayes.variational.full_curvature import (
 from dpjax.bayes.variational.gradient_trace import (
     LATENTS,
     MAX_PARAMETERS,
-    mean_field_params,
+    MEAN_FIELD,
     no_trace_error,
     settled_burn_in,
     tail_products,
@@ -170,9 +170,9 @@ class DPSVIResult(RunResult):
           Post-processing of what the run released: no further cost.
 
         Raises:
-          ValueError: another guide than `AutoNormal` or `AutoDiagonalNormal` of at most 20,000
-            parameters, whose sums are not kept; fewer than 16 steps; or parameters that are not
-            finite.
+          ValueError: another guide than one of independent normals (see `noise_aware_posterior`)
+            of at most 20,000 parameters, whose sums are not kept; fewer than 16 steps; or
+            parameters that are not finite.
 
         Source: Jälkö, Prediger, Honkela, Kaski (2022), "DPVIm: Differentially private variational
         inference improved", whose rule for the tail has a fixed slope in the place of
@@ -181,11 +181,11 @@ class DPSVIResult(RunResult):
         if burn_in is not None:
             check_share("burn_in", burn_in)
         trace = self.state.trace
-        if trace is None or mean_field_params(self.svi.guide, self.params) is None:
+        if trace is None or not trace.sums.keys() >= self.params.keys():
             raise ValueError(
-                "guide must be AutoNormal or AutoDiagonalNormal of at most"
-                f" {MAX_PARAMETERS:,} parameters, and the model without param sites, got"
-                f" {type(self.svi.guide).__name__} and parameters of shapes"
+                f"guide must be {MEAN_FIELD} of at most {MAX_PARAMETERS:,} parameters, and the"
+                f" model without param sites, got {guide_name(self.svi.guide)} and parameters"
+                " of shapes"
                 f" {jax.tree.map(jnp.shape, self.params)}"
             )
         if int(trace.num_steps) < _LEAST_AVERAGED:
@@ -218,7 +218,9 @@ class DPSVIResult(RunResult):
     def noise_aware_posterior(self, *, burn_in: float = 0.2) -> NoiseAwarePosterior:
         """Returns the posterior that includes the noise, from the trace of released gradients.
 
-        **Mean-field guides** (`AutoNormal`, `AutoDiagonalNormal`). The optimum phi* of the guide is
+        **Guides of independent normals** (`AutoNormal`, `AutoDiagonalNormal`, or a function that
+        draws each latent variable from ``Normal(loc, scale)``, transformed or not, with a param
+        site of its own for each ``loc`` and each ``scale``). The optimum phi* of the guide is
         inferred from the run's noisy gradients, each linear in the parameters it was taken at, with
         known noise; draws are from the guide at draws of phi*. Exact by conjugacy where the
         gradient is linear over the tail with a diagonal curvature and nothing is clipped. Where
@@ -294,7 +296,7 @@ class DPSVIResult(RunResult):
         # Regressions of the gradients: of each mean and standard deviation, or of the latents.
         params = self.svi.optim.get_params(self.state.optim_state)
         terms = self.svi._step(params, self.model_args).terms
-        names = mean_field_params(self.svi.guide, params)
+        names = terms.mean_field
         if names is None:
             products = tail_products(trace, burn_in, LATENTS)
             guide = self.svi.guide.get_posterior(self.params)  # type: ignore[attr-defined]
@@ -310,10 +312,12 @@ class DPSVIResult(RunResult):
                     tails[loc],
                     tails[std],
                     noise_variance,
-                    names.scale_constraint,
+                    constraint,
                     aligned=self.svi.gradient == "aligned",
                 )
-                for loc, std in zip(names.locs, names.scales, strict=True)
+                for loc, std, constraint in zip(
+                    names.locs, names.scales, names.constraints, strict=True
+                )
             }
             lengths = 1.0
             # What gradients of priors that are not linear add, which is known without noise.
@@ -339,7 +343,7 @@ class DPSVIResult(RunResult):
             if not curvature.each.is_identified.all():
                 draws = draw_prior(self.svi, self.model_args)
                 if draws is not None:
-                    vectors = as_vectors(self.svi.guide, draws, len(covariance))
+                    vectors = as_vectors(self.svi, self.model_args, draws, len(covariance))
             return FullCurvaturePosterior(
                 fits=fits,
                 clipped=clipped,
@@ -356,7 +360,7 @@ class DPSVIResult(RunResult):
             problems=problems,
             svi=self.svi,
             model_args=self.model_args,
-            priors=find_priors(fits, self.svi, self.model_args, names),
+            priors=find_priors(fits, self.svi, self.model_args, terms, names, params),
             names=names,
         )
 
@@ -408,7 +412,7 @@ class DPSVI:
     **Intervals of the guide leave the noise out**, the bias of clipping, and what too few noisy
     steps leave untrained: at epsilon = 1 nominal 90 % intervals covered 15 to 97 % of the true
     values (see the guide to private inference). `DPSVIResult.noise_aware_posterior` includes the
-    noise, for `AutoNormal`, `AutoDiagonalNormal`, `AutoMultivariateNormal` and
+    noise, for guides of independent normals, `AutoMultivariateNormal` and
     `AutoLowRankMultivariateNormal`. Check the coverage of model, clip bound and steps on simulated
     data.
 
@@ -425,7 +429,7 @@ class DPSVI:
       sharding: mesh of devices over which batches, and parameters by a rule, are split: see
         `dpjax.MeshSharding`. Records may then be `dpjax.training.split_records` of the arrays.
       gradient: ``"plain"`` clips a record's gradient in all parameters. ``"aligned"``, for one
-        particle and `AutoNormal`, `AutoDiagonalNormal`, `AutoMultivariateNormal` or
+        particle and a guide of independent normals, `AutoMultivariateNormal` or
         `AutoLowRankMultivariateNormal`, clips and releases that in the guide's means alone, and
         computes that in the other parameters from the noisy sum and the draw from the guide, which
         is post-processing: the cost is the same, and scales have less noise.
@@ -503,7 +507,7 @@ class DPSVI:
         check_type("mechanism", mechanism, SubsampledGaussian, "a SubsampledGaussian")
         check_choice("gradient", gradient, get_args(Gradient))
         if gradient == "aligned":
-            check_aligned(guide, loss.num_particles, mechanism.l2_clip)
+            check_aligned(loss.num_particles, mechanism.l2_clip)
         check_type("release_clipped_share", release_clipped_share, bool, "True or False")
         if release_clipped_share:
             check_one_bound(mechanism.l2_clip, "release_clipped_share=True")
@@ -931,6 +935,7 @@ class DPSVI:
             constrain, spec = self._svi.constrain_fn, model_args.spec
             terms = ELBOTerms(self.model, self.guide, self.loss, constrain, plate, spec)
             check_terms(terms, params, model_args)
+            terms = replace(terms, mean_field=find_mean_field(terms, params, model_args.arrays))
             step = VariationalStep(
                 terms,
                 self.mechanism,
