@@ -6,6 +6,8 @@ from functools import cache, partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from helpers.dpsvi_cases import (
     FULL_RANK,
@@ -41,9 +43,19 @@ KEY = jax.random.key(2)
 CLIP = 0.5
 MASK = np.arange(RECORDS) % 3 > 0
 EVERYONE = np.ones(RECORDS, bool)
-# Clipped in the parameters, and in the latent variables.
+
+
+def shared_scale(x, y=None):
+    loc = numpyro.param("loc", jnp.zeros(x.shape[1]))
+    scale = numpyro.param("scale", 0.1, constraint=dist.constraints.positive)
+    numpyro.sample("w", dist.Normal(loc, scale).to_event(1))
+
+
+# The first is clipped in the parameters, the others in the latent variables.
 CASES = {
+    "shared scale": (logistic, shared_scale, (X, Y)),
     "by hand": (logistic, logistic_guide, (X, Y)),
+    "mean field": (mixture, AutoNormal(mixture), (MIXED,)),
     "full rank": (mixture, FULL_RANK, (MIXED,)),
     "low rank": (mixture, AutoLowRankMultivariateNormal(mixture), (MIXED,)),
 }
@@ -110,17 +122,20 @@ def change(name, record, choose=chosen_space):
     return np.linalg.norm(sum_with(name, record, choose) - sum_with(name, None, choose))
 
 
-FAR = {"by hand": ([50.0, -50.0, 50.0], 0.0), "full rank": (50.0,), "low rank": (50.0,)}
+FAR = {
+    name: ([50.0, -50.0, 50.0], 0.0) if len(case[2]) == 2 else (50.0,)
+    for name, case in CASES.items()
+}
 NUMBER = st.floats(-1e4, 1e4, width=32)
+LABELLED = st.tuples(st.lists(NUMBER, min_size=3, max_size=3), st.sampled_from([0.0, 1.0]))
 RECORD = {
-    "by hand": st.tuples(st.lists(NUMBER, min_size=3, max_size=3), st.sampled_from([0.0, 1.0])),
-    "full rank": st.tuples(NUMBER),
-    "low rank": st.tuples(NUMBER),
+    name: LABELLED if len(case[2]) == 2 else st.tuples(NUMBER) for name, case in CASES.items()
 }
 
 
 @pytest.mark.parametrize(
-    "name", ["by hand", *(pytest.param(n, marks=pytest.mark.slow) for n in list(CASES)[1:])]
+    "name",
+    [*list(CASES)[:2], *(pytest.param(n, marks=pytest.mark.slow) for n in list(CASES)[2:])],
 )
 def test_clipped_sum_changes_by_at_most_the_bound(name):
     @settings(max_examples=25)
@@ -162,7 +177,7 @@ def test_clipped_sum_ignores_nonfinite_records_and_empty_batches():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["full rank", "low rank"])
+@pytest.mark.parametrize("name", ["mean field", "full rank", "low rank"])
 @pytest.mark.parametrize("l2_clip", [0.5, 1e6])
 def test_clipped_sum_in_latents_is_that_in_parameters(name, l2_clip):
     x = MIXED.copy()
@@ -191,11 +206,12 @@ def test_choose_clipping_space_falls_back_to_parameters():
     of_the_model = {**params, "slope": np.ones(())}
     cases = [
         (replace(terms, guide=Subclass(mixture)), 1.0, params),
-        (replace(terms, guide=AutoNormal(mixture)), 1.0, params),
         (replace(terms, loss=Trace_ELBO(num_particles=2)), 1.0, params),
         (terms, groups, params),
         (terms, 1.0, of_the_model),
     ]
+    shared, point = started("shared scale")
+    cases.append((shared, 1.0, point))
     for given_terms, l2_clip, point in cases:
         chosen = choose_clipping_space(given_terms, l2_clip, point, [], KEY)
         assert chosen.point is point

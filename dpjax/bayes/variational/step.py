@@ -427,7 +427,8 @@ def choose_clipping_space(
     # Exact for one bound on one draw from a guide whose latent variables share no parameters.
     one_bound = jax.tree_util.treedef_is_leaf(jax.tree.structure(l2_clip))
     one_draw = terms.loss.num_particles == 1
-    if type(terms.guide) in _OWN_PARAMETERS and one_bound and one_draw:
+    own_parameters = terms.mean_field is not None or type(terms.guide) in _OWN_PARAMETERS
+    if own_parameters and one_bound and one_draw:
         sites = guide_sites(terms, params, arrays, key)
         if not model_params(params, sites):
             return mean_space(terms, params, arrays, key, aligned=False)
