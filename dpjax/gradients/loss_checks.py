@@ -68,7 +68,7 @@ _RANDOM = (
 
 
 class LossInput(NamedTuple):
-    """How a loss is called (static under ``jit``).
+    """Arguments that a loss takes (static under ``jit``): an nnx module or a tree, and a key.
 
     Attributes:
       graphdef: of the nnx module; ``None`` if the parameters are a plain tree.
@@ -92,7 +92,7 @@ class LossInput(NamedTuple):
 
 
 def split_params(params: Params, wrt: object, keyed: bool) -> tuple[LossInput, PyTree, PyTree]:
-    """Splits an nnx module into trained parameters and constants; other trees are all trained.
+    """Splits an nnx module into trainable parameters and the rest; other pytrees are all trainable.
 
     flax is not imported here: if it is not imported yet, ``params`` is no module.
 
@@ -529,8 +529,6 @@ def _is_close(a: np.ndarray, b: np.ndarray) -> bool:
 def _holds(condition: Callable[[np.ndarray, np.ndarray], bool], a: jax.Array, b: jax.Array) -> bool:
     if a.shape != b.shape:
         return False
-    return is_traced(a) or is_traced(b) or condition(_as_float64(a), _as_float64(b))
-
-
-def _as_float64(values: jax.Array) -> np.ndarray:
-    return np.asarray(values, np.float64)
+    if is_traced(a) or is_traced(b):
+        return True
+    return condition(np.asarray(a, np.float64), np.asarray(b, np.float64))

@@ -21,7 +21,7 @@ from numpyro.infer.autoguide import AutoNormal
 import dpjax
 from dpjax.accounting import calibrate
 from dpjax.bayes.variational import DPSVI
-from dpjax.bayes.variational.gradient_trace import settled_burn_in, tail_sums
+from dpjax.bayes.variational.gradient_trace import average_iterates, settled_burn_in
 from experiments.data import Split, load_data
 from experiments.dpvi.inference import Fits, Point, fit
 from experiments.dpvi.logistic import model
@@ -54,7 +54,7 @@ class Settings:
 
 
 class Task(NamedTuple):
-    """Logistic regression with an intercept: records, and its mean-field posterior scales.
+    """Data of a logistic regression, and scales of its mean-field posterior without privacy.
 
     Attributes:
       train: features (n, d) and labels (n,).
@@ -111,10 +111,9 @@ def averages(fits: Fits) -> dict[str, Array]:
     for index in np.ndindex(shape[:2]):
         trace = jax.tree.map(lambda leaf, at=index: np.asarray(leaf)[at], fits.trace)
         burn_in = settled_burn_in(trace)
-        tails = tail_sums(trace, 0.5 if burn_in is None else burn_in)
+        averaged = average_iterates(trace, 0.5 if burn_in is None else burn_in)
         for name, values in by_run.items():
-            tail = tails[name]
-            values.append(tail.center + tail.x.sum(0) / tail.counts.sum())
+            values.append(averaged[name])
     means = {name: np.reshape(values, shape) for name, values in by_run.items()}
     return {**means, "weights_auto_scale": np.asarray(positive(means["weights_auto_scale"]))}
 

@@ -689,6 +689,12 @@ def given_the_mean(y):
     numpyro.sample("spread", dist.LogNormal(param("b_mean") + mean, param("b_std", SOFTPLUS)))
 
 
+def another_variable(y):
+    by_hand(y)
+    extra = dist.Normal(param("c_mean"), param("c_std", SOFTPLUS))
+    numpyro.sample("extra", extra, infer={"is_auxiliary": True})
+
+
 def fixed_scale(y):
     numpyro.sample("mean", dist.Normal(param("a_mean"), param("a_std", SOFTPLUS)))
     numpyro.sample("spread", dist.LogNormal(param("b_mean"), 0.1))
@@ -704,6 +710,7 @@ def fixed_scale(y):
         student_t,
         given_the_mean,
         fixed_scale,
+        another_variable,
         numpyro.handlers.scale(by_hand, 2.0),
     ],
     ids=lambda guide: getattr(guide, "__name__", "scaled"),

@@ -1,4 +1,4 @@
-"""Negative ELBO, split into one term for each record and a data-free term.
+"""Negative ELBO as a sum over records plus a KL term, which does not depend on the data.
 
 ELBO = sum_i E_q[log p(x_i | theta)] - KL(q || p). The first part is a sum over records, whose
 gradients are clipped; the second does not depend on the data. The factor n/b that numpyro gives a
@@ -38,7 +38,7 @@ _LOCAL = 2**31 - 1
 
 
 class MeanFieldParams(NamedTuple):
-    """Parameters of a guide of independent normal variables, by latent site.
+    """Means and standard deviations of a mean-field normal guide, by latent variable.
 
     Attributes:
       sites: the guide's latent variables, each normal before a transformation.
@@ -64,7 +64,7 @@ class ELBOTerms:
       constrain: from unconstrained parameters to the values of the param sites.
       plate: the name of the plate over the records.
       spec: of the arguments of model and guide.
-      mean_field: parameters of a guide of independent normals, else ``None``.
+      mean_field: parameters of a mean-field normal guide, else ``None``.
     """
 
     model: Callable[..., object]
@@ -91,7 +91,7 @@ def record_loss(
     key: PRNGKey,
     position: Numeric,
 ) -> jax.Array:
-    """Returns one record's term of the negative ELBO, averaged over the loss's particles.
+    """Returns one record's term of the negative ELBO, averaged over the ELBO's particles.
 
     ``key`` is that of the step: the same global latent variables for every record. ``position``, of
     the record, is folded into the key of its local latent variables.
@@ -238,12 +238,12 @@ def guide_sites(terms: ELBOTerms, params: Values, arrays: Leaves, key: PRNGKey) 
 
 
 def find_mean_field(terms: ELBOTerms, params: Values, arrays: Leaves) -> MeanFieldParams | None:
-    """Returns the parameters of a guide of independent normals, else ``None``.
+    """Returns the means and scales of a mean-field normal guide; ``None`` of any other guide.
 
-    `AutoDiagonalNormal`, and a guide in which each latent variable is ``Normal(loc, scale)``, or a
-    bijection of it that depends on no parameter, where ``loc`` and ``scale`` are param sites of
-    their own and of its shape, and there are no other parameters: so are `AutoNormal` and a list of
-    these. Found in the program, not from values or names.
+    `AutoDiagonalNormal`, and a guide in which each latent variable, all of them the model's, is
+    ``Normal(loc, scale)``, or a bijection of it that depends on no parameter, where ``loc`` and
+    ``scale`` are param sites of their own and of its shape, and there are no other parameters: so
+    are `AutoNormal` and a list of these. Found in the program, not from values or names.
 
     Args:
       terms: of the negative ELBO.
@@ -266,14 +266,15 @@ def find_mean_field(terms: ELBOTerms, params: Values, arrays: Leaves) -> MeanFie
 
     def parts_of_guide(values: Values, arrays: Leaves) -> tuple[list[jax.Array], list[object]]:
         key = jax.random.key(0)
-        sites = trace_guide(as_given, values, terms.spec.constant_records(1), arrays, (key, key))
+        records = terms.spec.constant_records(1)
+        guide, model = trace_guide_and_model(as_given, values, records, arrays, (key, key))
         in_transforms = []
-        for name, site in sites.items():
+        for name, site in guide.items():
             if site["type"] == "param":
                 supports[name] = site["kwargs"].get("constraint", constraints.real)
             elif site["type"] == "sample":
                 normal, transforms = normal_and_transforms(site)
-                if normal is None or in_plate(site, terms.plate):
+                if normal is None or name not in model or in_plate(site, terms.plate):
                     others.append(name)
                     continue
                 normals[name] = normal

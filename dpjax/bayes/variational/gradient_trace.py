@@ -197,7 +197,7 @@ def merge_blocks(trace: GradientTrace) -> GradientTrace:
 
 
 def shift_products(count: Any, shift: Any, sums: Any, products: Iterable[Any]) -> list[Any]:
-    """Moves the centre that x is measured from, in sums of products of x and of gradients.
+    """Returns sums of products of x and gradients with x measured from another centre.
 
     For x + ``shift`` in the place of x.
 
@@ -244,7 +244,7 @@ def shift_sums(count: Any, shift: Any, sums: Iterable[Any]) -> list[Any]:
 
 
 class TailSums(NamedTuple):
-    """Sums of a parameter and its noisy gradients over the last steps of a run, by block of steps.
+    """Sufficient statistics of a regression of noisy gradients on a parameter, over the last steps.
 
     In float64, with x about one common centre.
 
@@ -305,6 +305,24 @@ def tail_sums(trace: GradientTrace, burn_in: float) -> dict[str, TailSums]:
         moved = shift_sums(n, centers - centers[:1], blocks)
         tails[name] = TailSums(counts, centers[0] if len(counts) else centers.sum(0), *moved)
     return tails
+
+
+def average_iterates(trace: GradientTrace, burn_in: float) -> dict[str, Array]:
+    """Returns the parameters averaged over the steps of a run after the burn-in, unconstrained.
+
+    Args:
+      trace: of a run.
+      burn_in: share of the steps that are left out, as for `tail_sums`.
+
+    Raises:
+      ValueError: if no block of steps is left.
+    """
+    averages = {}
+    for name, tail in tail_sums(trace, burn_in).items():
+        if not tail.counts.size:
+            raise ValueError(f"burn_in must leave a block of steps, got {burn_in}")
+        averages[name] = tail.center + tail.x.sum(0) / tail.counts.sum()
+    return averages
 
 
 class TailProducts(NamedTuple):

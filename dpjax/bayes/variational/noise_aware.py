@@ -113,7 +113,7 @@ class OptimumFit(NamedTuple):
 
 
 class ClippedShare(NamedTuple):
-    """Share of the records of the tail's batches whose gradient exceeds its bound, as released.
+    """Share of clipped records over the last steps of a run, as released with noise.
 
     A gradient that exceeds it by 25 % or more counts as one, by less in proportion.
 
@@ -272,7 +272,7 @@ def move_by_loss(fits: dict[str, OptimumFit], loss: float, lengths: npt.ArrayLik
 def moves_by_priors(
     terms: ELBOTerms, tails: dict[str, TailSums], locs: Sequence[str], arrays: Leaves
 ) -> dict[str, Array]:
-    """Returns by how many standard deviations priors that are not log-quadratic move the optima.
+    """Returns the bias of the optima by priors that are not normal, in posterior deviations.
 
     Their gradient on average over the iterates, minus that at the mean iterate, which is zero where
     it is linear, over the curvature; in units of the coordinate's posterior standard deviation with
@@ -454,7 +454,7 @@ class NoiseAwarePosterior(abc.ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class MeanFieldPosterior(NoiseAwarePosterior):
-    """Noise-aware posterior under a guide of independent normals, by conjugacy.
+    """Noise-aware posterior under a mean-field normal guide, by conjugacy.
 
     A mixture of guides over their optimum: theta ~ q(theta; phi*) with phi* drawn given the trace
     of released gradients.
@@ -533,7 +533,7 @@ def find_priors(
     names: MeanFieldParams,
     params: Values,
 ) -> dict[str, tuple[Array, Array]]:
-    """Returns median and scale of the prior of each coordinate whose curvature is not identified.
+    """Returns location and scale of the prior where noise hides the posterior's curvature.
 
     Of the others zero and infinity, as of improper priors, which have no limit.
     """

@@ -107,7 +107,7 @@ class DPSVIState(NamedTuple):
       noise: state of the noise, which counts the releases.
       seeded: whether the key that the state was made from looks like ``jax.random.key(seed)``.
       trace: sums of the noisy gradients, for `DPSVIResult.noise_aware_posterior`; ``None`` unless
-        the guide is one of independent normals, of at most 20,000 parameters, or
+        the guide is a mean-field normal one, of at most 20,000 parameters, or
         `AutoMultivariateNormal` or `AutoLowRankMultivariateNormal`, of at most 100 latent variables
         and with one particle; and the model has no parameters.
     """
@@ -141,7 +141,7 @@ class ClippingSpace(NamedTuple):
 
 
 class ClippingReport(NamedTuple):
-    """Share of clipped records, and the bias of clipping in the mean gradient: **private values**.
+    """Share of clipped records, and bias of the mean gradient by clipping: **private values**.
 
     Attributes:
       share_clipped: fraction of the records whose gradient norm exceeds its bound.
@@ -202,7 +202,7 @@ class VariationalStep:
 
     @property
     def bounds(self) -> tuple[ClipBound, float]:
-        """Bounds on one record's gradient, and on what it adds to the entry for clipped records."""
+        """L2 clip bound of a record's gradient, and bound on what it adds to the clipped count."""
         if not self.release_clipped_share:
             return self.mechanism.l2_clip, 0.0
         return split_bound(self.mechanism)
@@ -266,7 +266,7 @@ class VariationalStep:
         return {**tree, CLIPPED: entry} if self.release_clipped_share else tree
 
     def clipping_space(self, params: Values, arrays: Leaves, key: PRNGKey) -> ClippingSpace:
-        """Returns the coordinates in which a step that draws with ``key`` clips gradients."""
+        """Returns the coordinates (parameters or latents) in which gradients are clipped."""
         if self.gradient == "aligned":
             return mean_space(self.terms, params, arrays, key, aligned=True)
         return choose_clipping_space(self.terms, self.bounds[0], params, arrays, key)
@@ -379,22 +379,22 @@ class VariationalStep:
 
     @functools.cached_property
     def jit_clipping_report(self) -> Callable[..., ClippingReport]:
-        """`clipping_report`, compiled."""
+        """`clipping_report` under `jax.jit`."""
         return jax.jit(self.clipping_report)
 
     @functools.cached_property
     def jit_update_with_info(self) -> Callable[..., tuple[DPSVIState, tuple[jax.Array, StepInfo]]]:
-        """`update_with_info`, compiled."""
+        """`update_with_info` under `jax.jit`."""
         return jax.jit(self.update_with_info)
 
     @functools.cached_property
     def jit_clipped_sum(self) -> Callable[..., Values]:
-        """`clipped_sum`, compiled."""
+        """`clipped_sum` under `jax.jit`."""
         return jax.jit(self.clipped_sum)
 
     @functools.cached_property
     def jit_apply_noisy_gradient(self) -> Callable[..., tuple[DPSVIState, jax.Array]]:
-        """`apply_noisy_gradient`, compiled."""
+        """`apply_noisy_gradient` under `jax.jit`."""
         return jax.jit(self.apply_noisy_gradient)
 
 
@@ -552,7 +552,7 @@ def check_one_bound(l2_clip: ClipBound, option: str) -> None:
 def parameter_space(
     terms: ELBOTerms, params: Values, arrays: Leaves, key: PRNGKey
 ) -> ClippingSpace:
-    """Returns the clipping space of gradients by all unconstrained parameters, for any guide."""
+    """Returns the clipping space in which a record's gradient has an entry for each parameter."""
 
     def loss(point: Values, example: tuple[Leaves, jax.Array]) -> jax.Array:
         record, position = example

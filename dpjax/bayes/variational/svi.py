@@ -32,6 +32,7 @@ from dpjax.bayes.variational.gradient_trace import (
     LATENTS,
     MAX_PARAMETERS,
     MEAN_FIELD,
+    average_iterates,
     no_trace_error,
     settled_burn_in,
     tail_products,
@@ -170,8 +171,8 @@ class DPSVIResult(RunResult):
           Post-processing of what the run released: no further cost.
 
         Raises:
-          ValueError: another guide than one of independent normals (see `noise_aware_posterior`)
-            of at most 20,000 parameters, whose sums are not kept; fewer than 16 steps; or
+          ValueError: another guide than a mean-field normal one (see `noise_aware_posterior`) of at
+            most 20,000 parameters, whose sums are not kept; fewer than 16 steps; or
             parameters that are not finite.
 
         Source: Jälkö, Prediger, Honkela, Kaski (2022), "DPVIm: Differentially private variational
@@ -207,18 +208,16 @@ class DPSVIResult(RunResult):
                     stacklevel=2,
                 )
 
-        averages = {}
-        for name, tail in tail_sums(trace, burn_in).items():
-            if not tail.counts.size:
-                raise ValueError(f"burn_in must leave a block of steps, got {burn_in}")
-            mean = tail.center + tail.x.sum(0) / tail.counts.sum()
-            averages[name] = jnp.asarray(mean, jnp.result_type(self.params[name]))
+        averages = {
+            name: jnp.asarray(mean, jnp.result_type(self.params[name]))
+            for name, mean in average_iterates(trace, burn_in).items()
+        }
         return dict(self.svi._svi.constrain_fn(averages))
 
     def noise_aware_posterior(self, *, burn_in: float = 0.2) -> NoiseAwarePosterior:
         """Returns the posterior that includes the noise, from the trace of released gradients.
 
-        **Guides of independent normals** (`AutoNormal`, `AutoDiagonalNormal`, or a function that
+        **Mean-field normal guides** (`AutoNormal`, `AutoDiagonalNormal`, or a function that
         draws each latent variable from ``Normal(loc, scale)``, transformed or not, with a param
         site of its own for each ``loc`` and each ``scale``). The optimum phi* of the guide is
         inferred from the run's noisy gradients, each linear in the parameters it was taken at, with
@@ -401,7 +400,7 @@ class DPSVI:
     on the records, ``handlers.scale`` around records, mutable state (running statistics of batch
     normalisation), guides that use the records directly (`AutoLaplaceApproximation`, the DAIS
     guides). The other autoguides work.
-    Under guides of independent normals, `AutoMultivariateNormal` and
+    Under mean-field normal guides, `AutoMultivariateNormal` and
     `AutoLowRankMultivariateNormal` a record's gradient has one entry for each latent variable
     (where there is one particle, one number ``l2_clip``, and no parameter in the model): a step
     takes 1.5 to 2.2 times numpyro's where that is less than half a millisecond. Under all other
@@ -413,7 +412,7 @@ class DPSVI:
     **Intervals of the guide leave the noise out**, the bias of clipping, and what too few noisy
     steps leave untrained: at epsilon = 1 nominal 90 % intervals covered 15 to 97 % of the true
     values (see the guide to private inference). `DPSVIResult.noise_aware_posterior` includes the
-    noise, for guides of independent normals, `AutoMultivariateNormal` and
+    noise, for mean-field normal guides, `AutoMultivariateNormal` and
     `AutoLowRankMultivariateNormal`. Check the coverage of model, clip bound and steps on simulated
     data.
 
@@ -430,7 +429,7 @@ class DPSVI:
       sharding: mesh of devices over which batches, and parameters by a rule, are split: see
         `dpjax.MeshSharding`. Records may then be `dpjax.training.split_records` of the arrays.
       gradient: ``"plain"`` clips a record's gradient in all parameters. ``"aligned"``, for one
-        particle and a guide of independent normals, `AutoMultivariateNormal` or
+        particle and a mean-field normal guide, `AutoMultivariateNormal` or
         `AutoLowRankMultivariateNormal`, clips and releases that in the guide's means alone, and
         computes that in the other parameters from the noisy sum and the draw from the guide, which
         is post-processing: the cost is the same, and scales have less noise.
@@ -550,7 +549,7 @@ class DPSVI:
     def init(
         self, rng_key: PRNGKey, *args: object, init_params: Values | None = None, **kwargs: object
     ) -> DPSVIState:
-        """Returns the initial state, as `numpyro.infer.SVI.init`; refuses what DP-VI cannot handle.
+        """Checks model and guide, and returns the initial state, as `numpyro.infer.SVI.init`.
 
         Args:
           rng_key: a JAX key (`dpjax.release_key()` for a release), split for guide, sampler and
@@ -962,7 +961,7 @@ class DPSVI:
 
 @dataclass(frozen=True)
 class ModelData(TrainingData[StepData]):
-    """Records and public arguments of a model, as the driver of runs takes data.
+    """Records and public arguments of a numpyro model, as `dpjax.training.run` takes data.
 
     Attributes:
       records: with their positions: in memory, split over processes, or a stream.
