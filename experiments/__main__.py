@@ -121,13 +121,21 @@ def _list(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> b
 def _run(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> bool:
     plan = Plan(arguments.profile, arguments.results, arguments.fresh)
     if arguments.jobs > 1 and arguments.row is None:
-        names = [experiment.name for experiment in experiments]
+        # The longest first, so that no process ends long before the others.
+        longest = sorted(experiments, key=lambda each: _seconds(each, plan.profile), reverse=True)
+        names = [experiment.name for experiment in longest]
         succeeded = run_in_processes(names, plan, arguments.jobs)
     else:
         rows = [run_experiment(experiment, plan, arguments.row) for experiment in experiments]
         succeeded = all(rows)
     _print_tables(experiments, arguments.results, [arguments.profile])
     return succeeded
+
+
+def _seconds(experiment: Experiment, profile: str) -> float:
+    """The time that an experiment's committed records took."""
+    records = load_publication(PUBLISHED, experiment.name, profile).records
+    return sum(record.seconds for record in records)
 
 
 def _plan(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> bool:

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import warnings
 from functools import partial
 
 import jax
@@ -252,8 +253,8 @@ def simulated(design, keys, beta, spread):
     return jax.lax.map(one, (keys, beta, spread))
 
 
-@jax.jit
-def intervals(keys, released, new_x):
+@partial(jax.jit, static_argnames="prior")
+def intervals(keys, released, new_x, prior=tuple(PRIOR.items())):
     """Noise-aware ones of coefficients and of a new target, and naive ones of coefficients."""
 
     def one(key, released, new_x):
@@ -263,7 +264,7 @@ def intervals(keys, released, new_x):
             GAUSSIAN,
             released,
             num_examples=2_000,
-            **PRIOR,
+            **dict(prior),
             num_draws=300,
             num_warmup=150,
             num_chains=1,
@@ -301,6 +302,33 @@ def test_noise_aware_intervals_cover_and_naive_ones_do_not(design):
     assert 0.86 <= within(aware, beta) <= 0.94
     assert 0.85 <= within(new, new_y) <= 0.95
     assert within(naive, beta) < 0.80
+
+
+@pytest.mark.slow
+def test_intervals_under_default_priors_cover():
+    """With the bounds of the test above; the truths are not from these priors."""
+    keys = jax.random.split(jax.random.key(8), SETS)
+    beta, spread = draw_truth(SETS)
+    released, new_x, new_y = simulated("uniform", keys, beta, spread)
+    aware, new, _ = intervals(keys, released, new_x, prior=())
+    assert 0.86 <= within(aware, beta) <= 0.94
+    assert 0.85 <= within(new, new_y) <= 0.95
+
+
+@pytest.mark.slow
+def test_default_priors_follow_the_bounds(records):
+    """A tenth of x_norm_bound^2, 1.5 and a twenty-fifth of y_bound^2, to the same draws."""
+    released = GAUSSIAN.release_records(jax.random.key(6), *records)
+    short = {"num_examples": 300, "num_draws": 8, "num_warmup": 4, "num_chains": 1}
+    given = {"prior_precision": 0.1, "noise_shape": 1.5, "noise_rate": 0.25}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # so short a chain has not mixed
+        default, stated, other = (
+            noise_aware_posterior(jax.random.key(8), GAUSSIAN, released, **short, **prior)
+            for prior in ({}, given, PRIOR)
+        )
+    np.testing.assert_allclose(default.beta, stated.beta, rtol=1e-5)
+    assert not np.allclose(default.beta, other.beta, rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -424,9 +424,10 @@ class GammaPoisson(BoundedSum):
     released and, where the number n of records is private, ``n largest_count`` less the sum.
 
     Attributes:
-      shape: of the prior, above zero.
-      rate: of the prior, above zero.
       largest_count: a public integer, which should exceed nearly all records.
+      shape: of the prior, above zero.
+      rate: of the prior, above zero. By default the prior mean is a quarter of ``largest_count``:
+        90 % of the prior are between 1 and 75 % of it.
 
     Raises:
       ValueError: a number that is not above zero, or a ``largest_count`` that is not whole.
@@ -434,19 +435,28 @@ class GammaPoisson(BoundedSum):
     >>> family = GammaPoisson(shape=2.0, rate=1.0, largest_count=10)
     >>> float(family.exact_posterior(jnp.array([3, 0, 99])).mean)
     3.75
+    >>> float(GammaPoisson(largest_count=10).prior.mean)
+    2.5
     >>> family.sensitivity(norm="l1", adjacency="replace_one").value
     10.0
     """
 
-    shape: float
-    rate: float
     largest_count: int
+    shape: float = 1.0
+    rate: float | None = None
     integer_valued: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_positive("shape", self.shape)
-        check_positive("rate", self.rate)
         check_count("largest_count", self.largest_count)
+        check_positive("shape", self.shape)
+        if self.rate is not None:
+            check_positive("rate", self.rate)
+
+    @property
+    def prior(self) -> GammaPosterior:
+        """The prior of theta."""
+        rate = 4 * self.shape / self.largest_count if self.rate is None else self.rate
+        return GammaPosterior(np.asarray(self.shape), np.asarray(rate))
 
     @property
     def description(self) -> str:
@@ -462,13 +472,14 @@ class GammaPoisson(BoundedSum):
 
     def posterior(self, sums: SufficientStatistics) -> GammaPosterior:
         """Returns Gamma(shape + sum, rate + n)."""
-        return GammaPosterior(self.shape + sums.total[..., 0], self.rate + sums.num_examples)
+        prior = self.prior
+        return GammaPosterior(prior.shape + sums.total[..., 0], prior.rate + sums.num_examples)
 
     def log_evidence(self, sums: SufficientStatistics) -> Array:
         """Returns the negative binomial log probability."""
         total, n = sums.total[..., 0], sums.num_examples
         coefficient = gammaln(self.shape + total) - gammaln(self.shape) - gammaln(total + 1)
-        share = n / (self.rate + n)
+        share = n / (self.prior.rate + n)
         log_probability = coefficient + self.shape * np.log1p(-share) + xlogy(total, share)
         return np.where(total >= 0, log_probability, -math.inf)
 
@@ -506,8 +517,8 @@ class NormalKnownVariance(BoundedSum):
     Attributes:
       bounds: ``(low, high)``, public, which should contain nearly all records.
       variance: of the records, known and public.
-      prior_mean: of theta.
-      prior_variance: of theta.
+      prior_mean: of theta; by default the middle of the bounds.
+      prior_variance: of theta; by default its standard deviation is a quarter of their width.
 
     Raises:
       ValueError: bounds out of order, a number that is not finite, or a variance not above zero.
@@ -517,18 +528,31 @@ class NormalKnownVariance(BoundedSum):
     ... )
     >>> round(float(family.exact_posterior(jnp.array([40.0, 42.0])).mean), 2)
     39.78
+    >>> NormalKnownVariance((0.0, 60.0), variance=25.0).prior.interval(0.9)[0].round(1)
+    np.float64(5.3)
     """
 
     bounds: tuple[float, float]
     _: KW_ONLY
     variance: float
-    prior_mean: float
-    prior_variance: float
+    prior_mean: float | None = None
+    prior_variance: float | None = None
 
     def __post_init__(self) -> None:
-        _check_bounds_and_mean(self.bounds, self.prior_mean)
+        _check_bounds(self.bounds)
         check_positive("variance", self.variance)
-        check_positive("prior_variance", self.prior_variance)
+        if self.prior_mean is not None:
+            as_finite(self.prior_mean, "prior_mean", "a finite number")
+        if self.prior_variance is not None:
+            check_positive("prior_variance", self.prior_variance)
+
+    @property
+    def prior(self) -> NormalPosterior:
+        """The prior of theta."""
+        low, high = self.bounds
+        centre = (low + high) / 2 if self.prior_mean is None else self.prior_mean
+        variance = ((high - low) / 4) ** 2 if self.prior_variance is None else self.prior_variance
+        return NormalPosterior(np.asarray(centre), np.asarray(variance))
 
     @property
     def description(self) -> str:
@@ -542,17 +566,17 @@ class NormalKnownVariance(BoundedSum):
 
     def posterior(self, sums: SufficientStatistics) -> NormalPosterior:
         """Returns the normal posterior, by adding precisions."""
-        (low, high), n = self.bounds, sums.num_examples
+        (low, high), n, prior = self.bounds, sums.num_examples, self.prior
         total = (high - low) * sums.total[..., 0] + n * low
-        precision = 1 / self.prior_variance + n / self.variance
-        weighted = self.prior_mean / self.prior_variance + total / self.variance
+        precision = 1 / prior.variance + n / self.variance
+        weighted = prior.centre / prior.variance + total / self.variance
         return NormalPosterior(weighted / precision, 1 / precision)
 
     def log_evidence(self, sums: SufficientStatistics) -> Array:
         """Returns the normal log density."""
-        (low, high), n = self.bounds, sums.num_examples
-        mean = n * (self.prior_mean - low) / (high - low)
-        variance = (n * self.variance + n**2 * self.prior_variance) / (high - low) ** 2
+        (low, high), n, prior = self.bounds, sums.num_examples, self.prior
+        mean = n * (prior.centre - low) / (high - low)
+        variance = (n * self.variance + n**2 * prior.variance) / (high - low) ** 2
         return -((sums.total[..., 0] - mean) ** 2) / (2 * variance) - np.log(variance) / 2
 
 
@@ -567,10 +591,12 @@ class NormalUnknownVariance(ConjugateFamily):
 
     Attributes:
       bounds: ``(low, high)``, public, which should contain nearly all records.
-      prior_mean: of the mean.
+      prior_mean: of the mean; by default the middle of the bounds.
       prior_strength: number of records that the prior mean counts as.
       prior_shape: of the variance, whose prior mean is finite above one.
-      prior_scale: of the variance, in its units.
+      prior_scale: of the variance, in its units; by default a hundredth of the squared width. By
+        the default shape and scale, 90 % of the prior standard deviations are between a twentieth
+        and a quarter of the width.
 
     Raises:
       ValueError: bounds out of order, a number that is not finite, or a prior parameter other than
@@ -583,21 +609,36 @@ class NormalUnknownVariance(ConjugateFamily):
     [5.0, 0.8]
     >>> family.sensitivity(norm="l1", adjacency="replace_one").value
     2.25
+    >>> [end[1].round(1).tolist() for end in NormalUnknownVariance((0.0, 10.0)).prior.interval(0.9)]
+    [0.3, 5.7]
     """
 
     bounds: tuple[float, float]
     _: KW_ONLY
-    prior_mean: float
-    prior_strength: float
-    prior_shape: float
-    prior_scale: float
+    prior_mean: float | None = None
+    prior_strength: float = 0.1
+    prior_shape: float = 1.5
+    prior_scale: float | None = None
     # Of u and of its square.
     statistic_bounds: ClassVar[tuple[Array, Array]] = (np.array([-1.0, 0.0]), np.ones(2))
 
     def __post_init__(self) -> None:
-        _check_bounds_and_mean(self.bounds, self.prior_mean)
-        for name in ("prior_strength", "prior_shape", "prior_scale"):
-            check_positive(name, getattr(self, name))
+        _check_bounds(self.bounds)
+        if self.prior_mean is not None:
+            as_finite(self.prior_mean, "prior_mean", "a finite number")
+        check_positive("prior_strength", self.prior_strength)
+        check_positive("prior_shape", self.prior_shape)
+        if self.prior_scale is not None:
+            check_positive("prior_scale", self.prior_scale)
+
+    @property
+    def prior(self) -> NormalInverseGammaPosterior:
+        """The prior of mean and variance."""
+        low, high = self.bounds
+        centre = (low + high) / 2 if self.prior_mean is None else self.prior_mean
+        scale = (high - low) ** 2 / 100 if self.prior_scale is None else self.prior_scale
+        numbers = (centre, self.prior_strength, self.prior_shape, scale)
+        return NormalInverseGammaPosterior(*map(np.asarray, numbers))
 
     @property
     def description(self) -> str:
@@ -639,14 +680,15 @@ class NormalUnknownVariance(ConjugateFamily):
     def posterior(self, sums: SufficientStatistics) -> NormalInverseGammaPosterior:
         """Returns the posterior from the sum and the sum of squared deviations from the mean."""
         total, squares, n = self._in_record_units(sums)
-        strength = self.prior_strength + n
-        deviation = (total - n * self.prior_mean) ** 2 / np.maximum(n, 1e-300)
-        shrunk = deviation * self.prior_strength / strength
+        prior = self.prior
+        strength = prior.strength + n
+        deviation = (total - n * prior.centre) ** 2 / np.maximum(n, 1e-300)
+        shrunk = deviation * prior.strength / strength
         return NormalInverseGammaPosterior(
-            centre=(self.prior_strength * self.prior_mean + total) / strength,
+            centre=(prior.strength * prior.centre + total) / strength,
             strength=strength,
-            shape=self.prior_shape + n / 2,
-            scale=self.prior_scale + (squares + shrunk) / 2,
+            shape=prior.shape + n / 2,
+            scale=prior.scale + (squares + shrunk) / 2,
         )
 
     def log_evidence(self, sums: SufficientStatistics) -> Array:
@@ -656,9 +698,9 @@ class NormalUnknownVariance(ConjugateFamily):
         than two records, or deviations of zero, are counted as impossible.
         """
         _, squares, n = self._in_record_units(sums)
-        after = self.posterior(sums)
-        prior = self.prior_shape * math.log(self.prior_scale) - gammaln(self.prior_shape)
-        update = gammaln(after.shape) - after.shape * np.log(after.scale) + prior
+        before, after = self.prior, self.posterior(sums)
+        constant = before.shape * np.log(before.scale) - gammaln(before.shape)
+        update = gammaln(after.shape) - after.shape * np.log(after.scale) + constant
         update = update - np.log(after.strength) / 2 - n * math.log(2) / 2
         volume = xlogy((n - 3) / 2, squares) - gammaln((n - 1) / 2) - np.log(n) / 2
         return np.where((squares > 0) & (n > 1), update + volume, -math.inf)
@@ -671,11 +713,10 @@ class NormalUnknownVariance(ConjugateFamily):
         return half * first + n * centre, half**2 * around, n
 
 
-def _check_bounds_and_mean(bounds: tuple[float, float], prior_mean: float) -> None:
+def _check_bounds(bounds: tuple[float, float]) -> None:
     ordered = isinstance(bounds, tuple) and len(bounds) == 2 and bounds[0] < bounds[1]
     fine = ordered and math.isfinite(bounds[0]) and math.isfinite(bounds[1])
     check(fine, "bounds", bounds, "a tuple (low, high) of finite numbers with low < high")
-    as_finite(prior_mean, "prior_mean", "a finite number")
 
 
 def of_first_two_moments(

@@ -496,9 +496,9 @@ def noise_aware_posterior(
     released: RegressionStatistics,
     *,
     num_examples: Numeric,
-    prior_precision: Numeric,
-    noise_shape: Numeric,
-    noise_rate: Numeric,
+    prior_precision: Numeric | None = None,
+    noise_shape: Numeric = 1.5,
+    noise_rate: Numeric | None = None,
     features: FeaturePrior | None = None,
     num_draws: int = 2_000,
     num_warmup: int = 500,
@@ -526,9 +526,11 @@ def noise_aware_posterior(
       mechanism: the mechanism of the release, with yty.
       released: result of ``mechanism.release``, without `repair`.
       num_examples: number of records; fewer than d + 1 count as d + 1.
-      prior_precision: above zero, over the noise's own precision.
+      prior_precision: above zero, over the noise's own precision; by default a tenth of
+        x_norm_bound^2.
       noise_shape: of the inverse-gamma prior of v, above zero.
-      noise_rate: likewise.
+      noise_rate: likewise; by default y_bound^2 / 25. By the default shape and rate, 90 % of the
+        prior standard deviations are between a tenth and a half of y_bound.
       features: prior of E[x x^T]. By default a vague one of X^T X / n (matrix-F) with the mean
         x_norm_bound^2 / d of every feature's square, which does not exclude collinear features.
       num_draws: kept, a multiple of ``num_chains``, and at least four times as many.
@@ -554,15 +556,16 @@ def noise_aware_posterior(
     ... )
     >>> data = RegressionStatistics(jnp.eye(1) * 900, jnp.array([450.0]), jnp.array(270.0))
     >>> released = mechanism.release(jax.random.key(1), data)
-    >>> draws = noise_aware_posterior(
-    ...     jax.random.key(0), mechanism, released, num_examples=900,
-    ...     prior_precision=1.0, noise_shape=1.0, noise_rate=0.1
-    ... )
+    >>> draws = noise_aware_posterior(jax.random.key(0), mechanism, released, num_examples=900)
     >>> draws.beta.shape, round(float(draws.beta.mean()), 1), bool((draws.ess > 200).all())
     ((2000, 1), 0.5, True)
     """
     check_type("features", features, FeaturePrior | None, "a FeaturePrior or None")
     observation = observe(mechanism, released, num_examples)
+    if prior_precision is None:
+        prior_precision = mechanism.bounds.x_norm_bound**2 / 10
+    if noise_rate is None:
+        noise_rate = mechanism.bounds.y_bound**2 / 25
     check_positive("prior_precision", prior_precision)
     check_positive("noise_shape", noise_shape)
     check_positive("noise_rate", noise_rate)
