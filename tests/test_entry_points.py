@@ -78,7 +78,7 @@ def by_per_example_gradients(transformation, mean_of=lambda updates, state: upda
         examples = jnp.asarray(records)[np.concatenate([*drawn, np.zeros(0, int)])]
         grads = jax.vmap(jax.grad(loss), (None, 0))(START, examples)
         chain = transformation(key, sampling.expected_batch_size)
-        return mean_of(*chain.update(grads, chain.init(START), START))
+        return mean_of(*chain.update(grads, chain.init(START), START, mask=None))
 
     return released
 

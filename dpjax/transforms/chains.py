@@ -34,7 +34,8 @@ def noisy_sgd(
       key: a JAX key for the noise.
 
     Returns:
-      An optax transformation whose updates are per-example gradients (see `clip_per_example`).
+      An optax transformation whose updates are per-example gradients, and whose ``update`` needs
+      the keyword ``mask`` (see `clip_per_example`).
 
     Privacy:
       One Gaussian release for each update; the rest is post-processing.
@@ -45,7 +46,7 @@ def noisy_sgd(
     >>> optimizer = noisy_sgd(
     ...     0.5, l2_clip=1.0, noise_multiplier=0.0, expected_batch_size=2, key=jax.random.key(0))
     >>> state = optimizer.init(jnp.zeros(2))
-    >>> updates, state = optimizer.update(jnp.array([[3.0, 4.0], [0.0, 0.0]]), state)
+    >>> updates, state = optimizer.update(jnp.array([[3.0, 4.0], [0.0, 0.0]]), state, mask=None)
     >>> updates.round(3).tolist()
     [-0.15, -0.2]
     """
@@ -84,7 +85,7 @@ def noisy_adam(
     >>> optimizer = noisy_adam(
     ...     0.1, l2_clip=1.0, noise_multiplier=1.0, expected_batch_size=2, key=jax.random.key(0))
     >>> state = optimizer.init(jnp.zeros(3))
-    >>> optimizer.update(jnp.ones((2, 3)), state)[0].shape
+    >>> optimizer.update(jnp.ones((2, 3)), state, mask=None)[0].shape
     (3,)
     """
     arguments = l2_clip, noise_multiplier, expected_batch_size, key

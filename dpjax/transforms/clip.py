@@ -2,12 +2,13 @@
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax._checks import batch_length
+from dpjax._checks import as_mask, batch_length
 from dpjax._typing import ClipBound
 from dpjax.gradients.clipping import clip_and_sum, total_l2_clip
 from dpjax.transforms.noise import check_description, static_bounds
@@ -35,19 +36,31 @@ def clip_per_example(l2_clip: ClipBound) -> optax.GradientTransformationExtraArg
     Returns:
       An optax transformation whose updates are per-example gradients, every leaf with a leading
       axis of one length B (as ``jax.vmap(jax.grad(loss), (None, 0))`` gives), and whose result has
-      that axis summed out. First in its chain. Examples that are not finite contribute zero; B = 0
+      that axis summed out. First in its chain. Its ``update`` needs the keyword ``mask``: bool
+      ``(B,)``, False for slots that hold no record (``mask`` of a sampler's batch), or ``None``
+      where every slot has one. Such slots and examples that are not finite contribute zero; B = 0
       gives zeros. Where ``params`` is passed the shapes are checked against it. Leaves keep their
       dtype, except that half precision comes back as float32: rounding a sum before the noise
       would add to its sensitivity.
 
     Privacy:
       One example moves the sum by at most the total clip bound in L2. Nothing is released:
-      `add_gaussian_noise` follows.
+      `add_gaussian_noise` follows. Slots of padding repeat a record, which would move the sum by
+      many clip bounds: that is why ``mask`` has no default.
+
+    Raises:
+      ValueError: a clip bound that is not above zero; in ``update`` gradients of other shapes than
+        ``params``, or a mask of another length.
+      TypeError: ``update`` without ``mask``.
 
     >>> clip = clip_per_example(1.0)
-    >>> summed, _ = clip.update({"w": jnp.array([[3.0, 4.0], [0.3, 0.4]])}, clip.init(None))
+    >>> grads = {"w": jnp.array([[3.0, 4.0], [0.3, 0.4]])}
+    >>> summed, _ = clip.update(grads, clip.init(None), mask=None)
     >>> [round(value, 6) for value in summed["w"].tolist()]
     [0.9, 1.2]
+    >>> summed, _ = clip.update(grads, clip.init(None), mask=jnp.array([False, True]))
+    >>> [round(value, 6) for value in summed["w"].tolist()]
+    [0.3, 0.4]
     """
     total_l2_clip(l2_clip)
     own_state = ClipPerExampleState(static_bounds(l2_clip))
@@ -60,13 +73,19 @@ def clip_per_example(l2_clip: ClipBound) -> optax.GradientTransformationExtraArg
         updates: optax.Updates,
         state: ClipPerExampleState,
         params: optax.Params | None = None,
-        **extra_args: object,
+        **extra_args: Any,
     ) -> tuple[optax.Updates, ClipPerExampleState]:
-        del extra_args
         check_description(state, own_state)
         check_per_example(updates, params)
-        usable = jnp.ones(batch_length(updates, "updates"), bool)
-        return clip_and_sum(updates, l2_clip, usable)[0], state
+        if "mask" not in extra_args:
+            raise TypeError(
+                "update needs the keyword mask: mask=batch.mask of a sampler's batch, whose padding"
+                " repeats records that must not be added up, or None where every slot has a record"
+                " of its own. Where no keyword can be passed, sums of dpjax.clipped_grad need no"
+                " clip_per_example"
+            )
+        usable = as_mask(extra_args["mask"], (batch_length(updates, "updates"),))
+        return clip_and_sum(updates, l2_clip, jnp.asarray(usable))[0], state
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -62,7 +62,7 @@ def by_stored_layers(grads, part_size=1):
 
 def by_optax(grads):
     clip = clip_per_example(CLIP)
-    return clip.update(grads, clip.init(None))[0]
+    return clip.update(grads, clip.init(None), mask=None)[0]
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -1,5 +1,7 @@
 """A mechanism, a loss and records, where a test needs one of each and does not care which."""
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -11,6 +13,11 @@ def gaussian_mechanism(sampling=None, **changes) -> SubsampledGaussian:
     """Returns four steps of Poisson sampling of 40 records at 0.25, with changes."""
     fields = {"l2_clip": 1.0, "noise_multiplier": 1.0, "num_steps": 4, "adjacency": "add_remove"}
     return SubsampledGaussian(sampling or PoissonSampling(40, 0.25), **{**fields, **changes})
+
+
+def update_of(transformation):
+    """Its update of per-example gradients in batches without padding, or of sums."""
+    return functools.partial(transformation.update, mask=None)
 
 
 def squared_error(params, example):

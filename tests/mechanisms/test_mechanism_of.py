@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 from flax.training.train_state import TrainState
-from helpers.inputs import gaussian_mechanism
+from helpers.inputs import gaussian_mechanism, update_of
 
 from dpjax.gradients import clipped_grad
 from dpjax.mechanisms import mechanism_of
@@ -55,7 +55,7 @@ def run(optimizer, updates=GRADS, steps=3):
     @functools.partial(jax.jit, donate_argnums=1)
     def update(updates, state, params):
         traces.append(None)
-        return optimizer.update(updates, state, params)
+        return optimizer.update(updates, state, params, mask=None)
 
     state = jax.tree.map(jnp.copy, optimizer.init(PARAMS))
     for _ in range(steps):
@@ -143,7 +143,7 @@ class TestMultiSteps:
         """The updates of seven micro-steps, and the state after them."""
         inner = optax.MultiSteps(optax.chain(noise(), optax.sgd(1.0)), 3, use_grad_mean=False)
         optimizer = optax.chain(clip_per_example(CLIP), inner.gradient_transformation())
-        update = jax.jit(optimizer.update)
+        update = jax.jit(update_of(optimizer))
         state, outputs = optimizer.init(PARAMS), []
         for _ in range(7):
             output, state = update(GRADS, state, PARAMS)
@@ -158,7 +158,7 @@ class TestMultiSteps:
     def test_noise_is_that_of_bare_transformation(self):
         outputs, _ = self.micro_steps()
         bare, clipped = noise(), clip_per_example(CLIP)
-        total, _ = clipped.update(GRADS, clipped.init(None))
+        total, _ = clipped.update(GRADS, clipped.init(None), mask=None)
         total, state = jax.tree.map(lambda leaf: 3 * leaf, total), bare.init(PARAMS)
         for step in (2, 5):
             expected, state = bare.update(total, state)

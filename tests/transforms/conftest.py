@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from helpers.inputs import update_of
 
 from dpjax import (
     PoissonSampling,
@@ -149,7 +150,7 @@ def _compiled(case):
 
     def update(updates, state, params):
         traces.append(None)
-        return transformation.update(updates, state, params)
+        return update_of(transformation)(updates, state, params)
 
     return Compiled(jax.jit(update), traces)
 

@@ -47,7 +47,7 @@ def descend(optimizer, steps, params=None):
 
     def step(carry, _):
         params, state = carry
-        updates, state = optimizer.update(examples(params), state, params)
+        updates, state = optimizer.update(examples(params), state, params, mask=None)
         return (optax.apply_updates(params, updates), state), None
 
     return jax.lax.scan(step, (params, optimizer.init(params)), length=steps)[0][0]
@@ -68,7 +68,7 @@ class TestConvergence:
         params = other = jnp.zeros(2)
         state, plain_state = private.init(params), plain.init(params)
         for _ in range(3):
-            updates, state = private.update(examples(params), state, params)
+            updates, state = private.update(examples(params), state, params, mask=None)
             params = optax.apply_updates(params, updates)
             updates, plain_state = plain.update(examples(other).mean(0), plain_state, other)
             other = optax.apply_updates(other, updates)
@@ -98,8 +98,8 @@ class TestConvergence:
             key=KEY,
         )
         state = optimizer.init(jnp.zeros(2))
-        first, state = optimizer.update(examples(jnp.zeros(2)), state)
-        second, _ = optimizer.update(examples(jnp.zeros(2)), state)
+        first, state = optimizer.update(examples(jnp.zeros(2)), state, mask=None)
+        second, _ = optimizer.update(examples(jnp.zeros(2)), state, mask=None)
         np.testing.assert_allclose(first, CENTRES.sum(0), rtol=1e-6)
         np.testing.assert_allclose(second, 0.1 * first, rtol=1e-6)
 
@@ -107,7 +107,9 @@ class TestConvergence:
         optimizer = noisy_adam(
             0.1, l2_clip=1.0, noise_multiplier=0.0, expected_batch_size=4, key=KEY, b1=0.0, eps=1e6
         )
-        updates, _ = optimizer.update(examples(jnp.zeros(2)), optimizer.init(jnp.zeros(2)))
+        updates, _ = optimizer.update(
+            examples(jnp.zeros(2)), optimizer.init(jnp.zeros(2)), mask=None
+        )
         assert np.max(np.abs(updates)) < 1e-6
 
 
@@ -116,7 +118,7 @@ def test_noisy_sgd_divisor():
     optimizer = make(noisy_sgd, 1.0, 1e6, 0.0, 10)
     state = optimizer.init(jnp.zeros(2))
     for count in (0, 1, 3):
-        updates, _ = optimizer.update(jnp.ones((count, 2)), state)
+        updates, _ = optimizer.update(jnp.ones((count, 2)), state, mask=None)
         np.testing.assert_allclose(updates, -count / 10 * np.ones(2), rtol=1e-6)
 
 
@@ -164,7 +166,7 @@ class TestInjectHyperparams:
         @jax.jit
         def update(updates, state, params):
             traces.append(None)
-            return optimizer.update(updates, state, params)
+            return optimizer.update(updates, state, params, mask=None)
 
         optimizer = make()
         state, outputs = optimizer.init(params), []
@@ -214,7 +216,7 @@ class TestInjectHyperparams:
         state = optimizer.init(jnp.zeros(2))
         state.hyperparams["noise_multiplier"] = jnp.float32(0)
         state.hyperparams["l2_clip"] = jnp.float32(1e6)
-        updates, _ = optimizer.update(examples(jnp.zeros(2)), state, jnp.zeros(2))
+        updates, _ = optimizer.update(examples(jnp.zeros(2)), state, jnp.zeros(2), mask=None)
         np.testing.assert_allclose(updates, CENTRES.sum(0), rtol=1e-6)
 
     @pytest.mark.slow
@@ -244,9 +246,9 @@ class TestInjectHyperparams:
 
         optimizer = make(learning_rate=0.1)
         state = optimizer.init(jnp.zeros(2))
-        first, _ = optimizer.update(examples(jnp.zeros(2)), state, jnp.zeros(2))
+        first, _ = optimizer.update(examples(jnp.zeros(2)), state, jnp.zeros(2), mask=None)
         state.hyperparams["learning_rate"] = jnp.float32(0.2)
-        second, _ = optimizer.update(examples(jnp.zeros(2)), state, jnp.zeros(2))
+        second, _ = optimizer.update(examples(jnp.zeros(2)), state, jnp.zeros(2), mask=None)
         assert set(state.hyperparams) == {"learning_rate"}
         np.testing.assert_allclose(second, 2 * first, rtol=1e-6)
 
@@ -302,5 +304,7 @@ class TestOptaxWrappers:
         )
         params = jnp.array([1.0, 2.0])
         state = chain.init(params)
-        updates, _ = chain.update(jnp.tile(jnp.array([[30.0, 40.0]]), (4, 1)), state, params)
+        updates, _ = chain.update(
+            jnp.tile(jnp.array([[30.0, 40.0]]), (4, 1)), state, params, mask=None
+        )
         np.testing.assert_allclose(updates, [-0.5 * (0.6 + 0.1), -0.5 * (0.8 + 0.2)], rtol=3e-6)

@@ -6,7 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import clip_per_example, clipped_grad
+from dpjax import (
+    PoissonSampling,
+    TruncatedPoissonSampling,
+    clip_per_example,
+    clipped_grad,
+    noisy_sgd,
+)
 
 pytestmark = pytest.mark.usefixtures("strict_numerics")
 
@@ -15,7 +21,7 @@ PARAMS = {"w": jnp.ones((2, 3)), "b": jnp.zeros(3)}
 
 def update(l2_clip, updates, params=None):
     clip = clip_per_example(l2_clip)
-    return clip.update(updates, clip.init(params), params)[0]
+    return clip.update(updates, clip.init(params), params, mask=None)[0]
 
 
 @pytest.mark.parametrize("l2_clip", [0.8, {"w": 0.5, "b": 0.1}], ids=str)
@@ -41,6 +47,54 @@ def test_clip_per_example_nonfinite(broken):
     clipped = update(10.0, updates)
     np.testing.assert_array_equal(clipped["w"], [2, 2])
     np.testing.assert_array_equal(clipped["b"], 2)
+
+
+SAMPLERS = [PoissonSampling(40, 0.2, physical_batch_size=16), TruncatedPoissonSampling(40, 0.2)]
+
+
+@pytest.mark.parametrize("sampling", SAMPLERS, ids=lambda sampling: type(sampling).__name__)
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_one_record_moves_the_sum_of_a_padded_batch_by_the_clip_bound(sampling, is_masked):
+    """For every record, and by all of it for those drawn; without a mask one moves it by more."""
+    draw, _ = sampling.draw(sampling.init(jax.random.key(1)))
+    batch = sampling.batch(draw, 0)
+    assert 0 < int(batch.mask.sum()) < len(batch.mask)
+    records = jnp.eye(40)
+
+    @jax.jit
+    def summed(kept):
+        """Of gradients of norm 5, those of other records than ``kept`` zero."""
+        grads = 5 * (records * kept[:, None])[batch.indices]
+        clip = clip_per_example(1.0)
+        return clip.update(grads, clip.init(None), mask=batch.mask if is_masked else None)[0]
+
+    everything = summed(jnp.ones(40))
+    moved = np.array([jnp.linalg.norm(everything - summed(1 - one)) for one in records])
+    if not is_masked:  # the power of the test
+        assert moved.max() > 2
+        return
+    drawn = np.zeros(40)
+    drawn[np.asarray(batch.indices)[np.asarray(batch.mask)]] = 1
+    np.testing.assert_allclose(moved, drawn, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        clip_per_example(1.0),
+        noisy_sgd(
+            0.1, l2_clip=1.0, noise_multiplier=1.0, expected_batch_size=2, key=jax.random.key(0)
+        ),
+    ],
+    ids=["clip_per_example", "noisy_sgd"],
+)
+def test_update_needs_a_mask(optimizer):
+    params = jnp.zeros(2)
+    with pytest.raises(TypeError, match=r"update needs the keyword mask: mask=batch\.mask"):
+        optimizer.update(jnp.ones((3, 2)), optimizer.init(params), params)
+    for mask in (jnp.ones(2, bool), jnp.ones(3), jnp.ones((3, 1), bool)):
+        with pytest.raises(ValueError, match=r"^mask must be bool of shape"):
+            optimizer.update(jnp.ones((3, 2)), optimizer.init(params), params, mask=mask)
 
 
 @pytest.mark.slow

@@ -212,7 +212,7 @@ class TestKeys:
         params = {"w": jnp.ones(2), "b": [jnp.ones(2), jnp.ones(2)]}
         state = transformation.init(params)
         for _ in range(3):
-            _, state = transformation.update(case.updates(params), state, params)
+            _, state = transformation.update(case.updates(params), state, params, mask=None)
         draws = 3 * len(jax.tree.leaves(params))
         assert len(consumed) > draws if case.noisy else not consumed
         assert len(set(consumed)) == len(consumed)
@@ -297,7 +297,7 @@ class TestRefused:
 
     def test_noise_after_clipping_drawn(self, drawn):
         chain = optax.chain(clip_per_example(1.0), gaussian())
-        chain.update(self.PER_EXAMPLE, chain.init(PARAMS), PARAMS)
+        chain.update(self.PER_EXAMPLE, chain.init(PARAMS), PARAMS, mask=None)
         assert len(drawn) == len(PARAMS)
 
     def test_updates_of_another_shape_refused(self):

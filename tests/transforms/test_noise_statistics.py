@@ -39,7 +39,7 @@ class Draws(NamedTuple):
 
 def draw(transformation, updates=PARAMS, deviation=MULTIPLIER * L2_CLIP):
     def step(state, _):
-        output, state = transformation.update(updates, state, PARAMS)
+        output, state = transformation.update(updates, state, PARAMS, mask=None)
         return state, jnp.stack([output["a"], output["b"]])
 
     _, values = jax.lax.scan(step, transformation.init(PARAMS), length=STEPS)

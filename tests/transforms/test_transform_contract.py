@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.inputs import update_of
 
 from dpjax import FixedSizeSampling, mechanism_of
 
@@ -48,10 +49,10 @@ def test_update_optional_arguments(case, transformation):
     params = params_of()
     updates, state = case.updates(params), transformation.init(params)
     shapes = [
-        jax.eval_shape(transformation.update, updates, state),
-        jax.eval_shape(transformation.update, updates, state, params),
-        jax.eval_shape(transformation.update, updates, state, params=params),
-        jax.eval_shape(transformation.update, updates, state, params, value=1.0, loss_fn=None),
+        jax.eval_shape(update_of(transformation), updates, state),
+        jax.eval_shape(update_of(transformation), updates, state, params),
+        jax.eval_shape(update_of(transformation), updates, state, params=params),
+        jax.eval_shape(update_of(transformation), updates, state, params, value=1.0, loss_fn=None),
     ]
     for shape in shapes[1:]:
         assert jax.tree.structure(shape) == jax.tree.structure(shapes[0])
@@ -74,8 +75,8 @@ def test_state_structure_and_dtypes(case, transformation, dtype):
     params = params_of(dtype)
     state = transformation.init(params)
     updates = case.updates(params)
-    moved, first = jax.eval_shape(transformation.update, updates, state, params)
-    _, second = jax.eval_shape(transformation.update, updates, first, params)
+    moved, first = jax.eval_shape(update_of(transformation), updates, state, params)
+    _, second = jax.eval_shape(update_of(transformation), updates, first, params)
     assert jax.tree.structure(state) == jax.tree.structure(first)
     assert jax.tree.leaves(first) == jax.tree.leaves(second)
     for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(first), strict=True):
@@ -94,7 +95,7 @@ def test_update_in_a_scan(case, transformation, compiled):
         return optax.apply_updates(params, moved), state
 
     start = (params, transformation.init(params))
-    scan = lambda carry, _: (step(transformation.update, carry), None)  # noqa: E731
+    scan = lambda carry, _: (step(update_of(transformation), carry), None)  # noqa: E731
     scanned, _ = jax.lax.scan(scan, start, length=3)
     looped = start
     for _ in range(3):
@@ -107,7 +108,7 @@ def test_update_half_precision(case, transformation, compiled):
     """The values are those of single precision, rounded once more."""
     params = params_of(jnp.bfloat16)
     updates = case.updates(params)
-    moved, _ = jax.jit(transformation.update)(updates, transformation.init(params), params)
+    moved, _ = jax.jit(update_of(transformation))(updates, transformation.init(params), params)
     wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), (updates, params))
     expected, _ = compiled.update(wide[0], transformation.init(wide[1]), wide[1])
     for a, b in zip(jax.tree.leaves(moved), jax.tree.leaves(expected), strict=True):
@@ -120,7 +121,7 @@ def test_update_half_precision(case, transformation, compiled):
 def test_update_double_precision(case, transformation):
     params = params_of(jnp.float64)
     state = transformation.init(params)
-    moved, _ = jax.eval_shape(transformation.update, case.updates(params), state, params)
+    moved, _ = jax.eval_shape(update_of(transformation), case.updates(params), state, params)
     assert {leaf.dtype for leaf in jax.tree.leaves(moved)} == {np.dtype(float)}
 
 
@@ -131,7 +132,7 @@ def test_update_first_in_a_chain(case, transformation, compiled):
     params = params_of()
     updates = case.updates(params)
     state, alone = chain.init(params), transformation.init(params)
-    moved, (state,) = jax.jit(chain.update)(updates, state, params, value=1.0)
+    moved, (state,) = jax.jit(update_of(chain))(updates, state, params, value=1.0)
     expected, alone = compiled.update(updates, alone, params)
     assert_close(moved, jax.tree.map(lambda leaf: -0.5 * leaf, expected))
     assert_close(state["private"], alone)
@@ -147,7 +148,7 @@ def test_update_under_vmap(case, compiled):
         return update(case.updates(params), case.make(key).init(params), params)
 
     together = jax.jit(
-        jax.vmap(lambda params, key: one_update(case.make(key).update, params, key))
+        jax.vmap(lambda params, key: one_update(update_of(case.make(key)), params, key))
     )(models, keys)
     for i in range(3):
         alone = one_update(
@@ -160,7 +161,7 @@ def test_update_any_tree(case, transformation):
     """Lists, tuples, scalars, nothing at all: whatever jax takes for a tree."""
     params = {"w": [jnp.float32(1), (jnp.ones((1, 2)),)], "b": None}
     state = transformation.init(params)
-    moved, _ = jax.eval_shape(transformation.update, case.updates(params), state, params)
+    moved, _ = jax.eval_shape(update_of(transformation), case.updates(params), state, params)
     assert jax.tree.map(jnp.shape, moved) == jax.tree.map(jnp.shape, params)
 
 
