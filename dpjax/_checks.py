@@ -22,7 +22,7 @@ _LEAST_NORMAL = 2.0**-1022
 def check(ok: bool, name: str, value: object, allowed: str) -> None:
     """Raises ``ValueError`` naming the argument, its value and what is allowed, unless ``ok``."""
     if not ok:
-        raise ValueError(f"{name} must be {allowed}, got {value!r}")
+        raise ValueError(f"{name} must be {allowed}, got {_without_secrets(value)}")
 
 
 def check_type(name: str, value: object, types: Any, allowed: str) -> None:
@@ -352,10 +352,25 @@ def _as_float(number: Fraction | float) -> float:
         return math.inf if number > 0 else -math.inf
 
 
+# Entries of a list in an error: a statement of public numbers rather than a column of records.
+_MOST_SHOWN = 16
+
+
 def _without_secrets(value: object) -> str:
-    """``repr``, but only dtype and shape of an array, which may be a key."""
-    if isinstance(value, jax.Array | np.ndarray):
-        return f"an array of dtype {value.dtype} and shape {value.shape}"
+    """``repr``, but only dtype and shape of an array, which may be a key or a column of records.
+
+    Of a tuple or list this for each entry, or the number of many entries.
+    """
+    if isinstance(value, tuple | list) and type(value) in (tuple, list):
+        if len(value) > _MOST_SHOWN:
+            return f"a {type(value).__name__} of {len(value)} entries"
+        parts = [_without_secrets(part) for part in value]
+        opening, closing = "()" if isinstance(value, tuple) else "[]"
+        one = isinstance(value, tuple) and len(value) == 1
+        return opening + ", ".join(parts) + ("," if one else "") + closing
+    shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", None)
+    if isinstance(shape, tuple) and dtype is not None and (shape or is_key(value)):
+        return f"an array of dtype {dtype} and shape {shape}"
     return repr(value)
 
 

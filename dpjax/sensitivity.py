@@ -241,7 +241,8 @@ def of_mean(bounds: Bounds, num_examples: int, *, norm: Norm, adjacency: Adjacen
       adjacency: ``"zero_out"`` or ``"replace_one"``.
 
     Raises:
-      ValueError: bounds as in `of_sum`; and under ``"add_remove"``, where the number of records is
+      ValueError: bounds as in `of_sum`, or as many as there are records (a mean of as many features
+        is an `of_sum`, divided); and under ``"add_remove"``, where the number of records is
         private too: release the sum and the number, and divide.
 
     >>> of_mean((30, 60), 25, norm="l1", adjacency="replace_one").value
@@ -258,6 +259,9 @@ def of_mean(bounds: Bounds, num_examples: int, *, norm: Norm, adjacency: Adjacen
             " and divide"
         )
     total = of_sum(bounds, norm=norm, adjacency=adjacency)
+    one_each = num_examples > 1 and total.shape == (num_examples,)
+    allowed = f"those of one record, not of each of {num_examples} records"
+    check(not one_each, "bounds", bounds, allowed)
     return replace(total, value=total.value / num_examples)
 
 
@@ -382,7 +386,7 @@ def checked_bounds(bounds: Bounds) -> tuple[Array, Array]:
         low, high = (as_float64(bound, "bounds") for bound in bounds)
         low, high = np.broadcast_arrays(low, high)
     except (TypeError, ValueError):
-        raise ValueError(f"bounds must be {allowed}, got {bounds!r}") from None
+        low = high = np.empty(0)
     fine = low.ndim <= 1 and low.size > 0 and bool(np.all(np.isfinite(low) & np.isfinite(high)))
     check(fine and bool(np.all(low <= high)), "bounds", bounds, allowed)
     return low, high

@@ -41,10 +41,13 @@ def call(check, value, **options):
 
 
 def refused(value, allowed="", error=ValueError):
-    """The error that a check of ``level`` must raise: argument, what is allowed, the value."""
-    return pytest.raises(
-        error, match=rf"^level must be .*{allowed}.* got .*{re.escape(repr(value))}"
-    )
+    """The error that a check of ``level`` must raise: argument, what is allowed, the value.
+
+    Of an array, which may be a column of records, its shape alone.
+    """
+    shape = getattr(value, "shape", ())
+    shown = f"and shape {shape}" if shape else repr(value)
+    return pytest.raises(error, match=rf"^level must be .*{allowed}.* got .*{re.escape(shown)}")
 
 
 @pytest.mark.parametrize(("check", "value"), [(c, v) for c in ACCEPTED for v in ACCEPTED[c]])
@@ -56,6 +59,19 @@ def test_check_of_a_number_accepts(check, value):
 def test_check_of_a_number_refuses(check, value):
     with refused(value, REFUSED[check][1]):
         call(check, value)
+
+
+def test_errors_show_no_records():
+    """Neither of an array, nor of one or of many numbers within a tuple or a list."""
+    secret = 77.125
+    column = np.full(3, secret)
+    for value in (column, (column, 100.0), [0.0, (column,)], [secret] * 17, jnp.asarray(column)):
+        with pytest.raises(ValueError, match=r"^bounds must be two numbers, got ") as raised:
+            _checks.check(False, "bounds", value, "two numbers")
+        assert str(secret) not in str(raised.value)
+    for value in ((1.0, 2.0), [3], (4,), {"a": 1}, np.float64(5.0)):
+        with pytest.raises(ValueError, match=re.escape(f"got {value!r}")):
+            _checks.check(False, "bounds", value, "two numbers")
 
 
 def test_check_positive_passes_tracers():

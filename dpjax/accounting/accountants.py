@@ -303,9 +303,13 @@ def pld_epsilon(atoms: AtomicEvents, delta: float) -> float:
             break
 
     if math.isinf(value):
+        # An event may spend delta by itself, as one that is known to be (epsilon, delta)-private.
+        directions = losses.directions() if safe_delta > 0 else []
+        spent = max((each.infinite for each in directions), default=0.0)
+        own = f": of that the events spend {spent:.3g} by themselves" if spent > delta / 2 else ""
         # More noise may help, but not where rounding alone exceeds delta.
         raise (TooLittleNoiseError if safe_delta > 0 else UnsupportedEventError)(
-            f"truncation and rounding leave no finite epsilon at delta = {delta:g}"
+            f"truncation and rounding leave no finite epsilon at delta = {delta:g}{own}"
         )
     return float(value)
 

@@ -72,8 +72,8 @@ def clipped_grad(
     Returns:
       ``f(params, batch, mask=None, *, key=None) -> (clipped_sum, info)``. ``params`` is a tree of
       float arrays, or an ``nnx.Module``. ``batch`` is any tree whose leaves share a leading axis of
-      length B; ``mask`` is bool ``(B,)``, True for the examples to include, as a sampler's batch has
-      it, whose padding repeats records; by default all are included. ``key`` is for losses
+      length B; ``mask`` is bool ``(B,)``, True for the examples to include: that of a sampler's
+      batch, whose padding repeats records. By default all are included. ``key`` is for losses
       with randomness (dropout): the example in slot i has the key ``fold_in(key, i)``, and an nnx
       module's random streams start from it. ``clipped_sum`` has the shapes of ``params`` (of a
       module: an ``nnx.State`` of the variables ``wrt``, as ``nnx.grad`` returns and

@@ -88,7 +88,8 @@ def test_pld_epsilon_refuses_delta_below_rounding():
 
 def test_infinite_losses_beyond_delta_are_too_little_noise():
     """So that a calibration goes on to more noise."""
-    with pytest.raises(TooLittleNoiseError, match="no finite epsilon at delta = 1e-06"):
+    spent = "no finite epsilon at delta = 1e-06: of that the events spend 0.001 by themselves"
+    with pytest.raises(TooLittleNoiseError, match=spent):
         certified_epsilon(decompose(ApproximateDpEvent(1.0, delta=1e-3), "add_remove"), 1e-6)
 
 

@@ -17,10 +17,11 @@ from numpyro.infer.autoguide import AutoLowRankMultivariateNormal, AutoMultivari
 from scipy import stats
 
 import dpjax
-from dpjax.bayes.variational import DPSVI, FullCurvaturePosterior, to_arviz
+from dpjax.bayes.variational import DPSVI, FullCurvaturePosterior, full_curvature, to_arviz
 from dpjax.bayes.variational.full_curvature import (
     IN_DIRECTIONS,
     fit_curvature,
+    guide_covariance,
     read_latents,
 )
 from dpjax.bayes.variational.gradient_trace import (
@@ -154,6 +155,32 @@ def test_curvatures_have_their_standard_errors():
     for factor in (0.7, 1.4):  # power: standard errors that are too large, and too small
         with pytest.raises(AssertionError):
             assert_standard(factor * values)
+
+
+def test_curvature_is_one_for_few_and_for_many_latents(monkeypatch):
+    """Solved directly, and by conjugate gradients."""
+    trace = jax.tree.map(lambda leaf: leaf[0], simulated())
+    few = fit(trace)
+    monkeypatch.setattr(full_curvature, "_SOLVED_DIRECTLY", 0)
+    many = fit(trace)
+    assert few.scale == many.scale > 0
+    np.testing.assert_allclose(many.each.slope, few.each.slope, rtol=1e-4)
+    monkeypatch.setattr(full_curvature, "cg", lambda operator, right, **options: (right, 1))
+    with pytest.raises(ValueError, match="the curvature of 3 latent variables cannot be computed"):
+        fit(trace)
+
+
+def test_a_nearly_singular_guide_has_a_curvature():
+    """Two latent variables that differ by less than single precision resolves in a covariance."""
+    factor = np.array([[1.0, 0.0, 0.0], [1.0, 2e-5, 0.0], [0.5, 0.5, 1.0]], np.float32) / 30
+    guide = dist.MultivariateNormal(jnp.zeros(3), scale_tril=jnp.asarray(factor))
+    assert np.linalg.eigvalsh(np.asarray(guide.covariance_matrix, float))[0] <= 1e-12
+    covariance = guide_covariance(guide)
+    np.testing.assert_allclose(covariance, guide.covariance_matrix, rtol=1e-5)
+    trace = jax.tree.map(lambda leaf: leaf[0], simulated())
+    assert np.isfinite(fit(trace, covariance=covariance).each.slope).all()
+    low_rank = dist.LowRankMultivariateNormal(jnp.zeros(3), jnp.ones((3, 1)), jnp.full(3, 0.5))
+    np.testing.assert_allclose(guide_covariance(low_rank), 1 + 0.5 * np.eye(3))
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def _updates(optimizer, params, gradients, count=3):
     """The first updates of an optax transformation."""
     state, found = optimizer.init(params), []
     for _ in range(count):
-        updates, state = optimizer.update(gradients, state, params)
+        updates, state = optimizer.update(gradients, state, params, mask=None)
         found.append(updates)
     return found
 

@@ -303,6 +303,10 @@ def test_sensitivity_is_monotone(stated, monotone):
         (lambda: of_sum((4, 4), **REPLACE), "value must be a finite number > 0"),
         (lambda: of_mean((0, 1), 0, **REPLACE), "num_examples must be a whole number >= 1"),
         (lambda: of_mean((0, 1), 10, **ADD), r"'replace_one' or 'zero_out' for a mean.*of_sum"),
+        (
+            lambda: of_mean((np.zeros(9), 100.0), 9, **REPLACE),
+            r"those of one record, not of each of 9 records, got \(an array of .* \(9,\), 100\.0\)",
+        ),
         (lambda: of_quantile_counts(0, **REPLACE), "num_thresholds must be a whole number >= 1"),
         (lambda: of_histogram(1, **REPLACE), "num_bins must be a whole number >= 2"),
         (

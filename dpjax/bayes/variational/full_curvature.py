@@ -33,6 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+import numpyro.distributions as dist
 from numpyro.diagnostics import split_gelman_rubin
 from numpyro.handlers import block, seed, substitute, trace
 from numpyro.infer.hmc import HMCState, hmc
@@ -65,6 +66,7 @@ _SCALES = (0.0, 0.03, 0.1, 0.3, 1.0)
 _STEPS_PER_LATENT = 10
 _NUM_CHAINS, _NUM_WARMUP = 4, 500
 _LEAST_DRAWS = 250  # of each chain
+_SOLVED_DIRECTLY = 40  # latent variables: d^2 linear equations
 _LARGEST_R_HAT, _LARGEST_DIVERGING = 1.05, 0.01
 # Of the regressions in messages.
 IN_DIRECTIONS = "latent variables, in directions of the curvature"
@@ -166,7 +168,7 @@ def fit_curvature(
     if not least > 1e-12:
         raise ValueError(
             "the covariance of the guide must be positive definite, got correlations with the"
-            f" least eigenvalue {least:.1e}: the run has diverged, or latent variables are equal"
+            f" least eigenvalue {least:.1e}: the run has diverged, or the guide lost a dimension"
         )
     if num_steps < _STEPS_PER_LATENT * size:
         raise ValueError(
@@ -269,8 +271,16 @@ def _estimate(
 
 
 def _solve(precision: Array, xx: Array, penalty: Array, right: Array) -> Array:
-    """Returns the symmetric H with P H X + X H P + penalty * H = right, by conjugate gradients."""
+    """Returns the symmetric H with P H X + X H P + penalty * H = right.
+
+    Of few latent variables directly, however near to singular P and X are; of many by conjugate
+    gradients, whose iterations cost d^3.
+    """
     shape = right.shape
+    if len(right) <= _SOLVED_DIRECTLY:
+        matrix = np.kron(precision, xx) + np.kron(xx, precision) + np.diag(penalty.ravel())
+        curvature = np.linalg.solve(matrix, right.ravel()).reshape(shape)
+        return (curvature + curvature.T) / 2
 
     def apply(entries: Array) -> Array:
         half = precision @ entries.reshape(shape) @ xx
@@ -284,7 +294,11 @@ def _solve(precision: Array, xx: Array, penalty: Array, right: Array) -> Array:
     )
     solution, failed = cg(operator, right.ravel(), rtol=1e-6, maxiter=20_000, M=preconditioner)
     if failed:
-        raise RuntimeError(f"conjugate gradients did not converge for a curvature {shape}")
+        raise ValueError(
+            f"the curvature of {len(right)} latent variables cannot be computed: the guide's"
+            " covariance is nearly singular, and conjugate gradients did not converge. AutoNormal"
+            " needs no full curvature"
+        )
     curvature = solution.reshape(shape)
     return (curvature + curvature.T) / 2
 
@@ -352,6 +366,18 @@ def _in_directions(
         change,
         bend,
     )
+
+
+def guide_covariance(guide: dist.Distribution) -> Array:
+    """Returns the covariance ``(d, d)`` of a guide's normal distribution.
+
+    In float64: in float32 rounding makes one that is nearly singular indefinite.
+    """
+    if isinstance(guide, dist.LowRankMultivariateNormal):
+        factor = np.asarray(guide.cov_factor, np.float64)
+        return factor @ factor.T + np.diag(np.asarray(guide.cov_diag, np.float64))
+    factor = np.asarray(guide.scale_tril, np.float64)
+    return factor @ factor.T
 
 
 def _correlation(covariance: Array) -> Array:

@@ -645,7 +645,8 @@ def find_problems(
             text = (
                 f"{name}: the curvature of {weak} of {size} coordinates is not identified (least"
                 f" ratio to its standard deviation {ratio.min():.1f}, below {MIN_SLOPE_RATIO:g}),"
-                " so intervals are wide, limited by the prior. It takes"
+                " so their intervals are wide, limited by the prior, and those of others may miss"
+                " where the model multiplies both. It takes"
                 f" {'about' if ratio.min() > 1 else 'more than'} {more:,} more steps at the same"
                 " noise multiplier, at a larger epsilon: certify them first"
             )

@@ -26,6 +26,7 @@ from dpjax.bayes.variational.full_curvature import (
     IN_DIRECTIONS,
     FullCurvaturePosterior,
     fit_curvature,
+    guide_covariance,
     read_latents,
 )
 from dpjax.bayes.variational.gradient_trace import (
@@ -300,7 +301,7 @@ class DPSVIResult(RunResult):
             products = tail_products(trace, burn_in, LATENTS)
             guide = self.svi.guide.get_posterior(self.params)  # type: ignore[attr-defined]
             is_read = read_latents(terms, self.params, self.model_args)
-            covariance = np.asarray(guide.covariance_matrix, float)
+            covariance = guide_covariance(guide)
             curvature = fit_curvature(tails[LATENTS], products, noise_variance, covariance, is_read)
             fits = {IN_DIRECTIONS: curvature.each}
             lengths: npt.ArrayLike = np.linalg.norm(curvature.combinations, axis=0)
