@@ -26,6 +26,10 @@ _SEED_CAVEAT = (
     "This run protects nobody: its key was derived from a seed, so its noise can be reproduced. The"
     " stated epsilon holds for the mechanism with a secret key (dpjax.release_key())."
 )
+_CONTINUED_CAVEAT = (
+    "The run was planned with {:,} steps and continued with more. The certificate of all of them"
+    " holds if their largest number was fixed before results were seen."
+)
 
 
 # How the settings of a release were chosen.
@@ -59,6 +63,8 @@ class Guarantee:
       num_examples: the number of records n, where it is known and public; else ``None``.
       num_steps_run: of a run, the number of steps taken: ``event`` is theirs.
       seeded: of a run, whether its key was derived from a seed, so that its noise can be redrawn.
+      first_plan: of a run that was continued with more steps than planned, how many were planned
+        at first.
       tuning: how the settings were chosen, as in `SubsampledGaussian`; ``None`` if that is not
         stated.
     """
@@ -73,6 +79,7 @@ class Guarantee:
     num_examples: int | None = None
     num_steps_run: int | None = None
     seeded: bool = False
+    first_plan: int | None = None
     tuning: Tuning | None = None
 
     @property
@@ -88,14 +95,19 @@ class Guarantee:
         """
         return dataclasses.replace(self, description={**first, **self.description})
 
-    def of_run(self, *, seeded: bool, num_steps: int | None = None) -> "Guarantee":
+    def of_run(
+        self, *, seeded: bool, num_steps: int | None = None, first_plan: int | None = None
+    ) -> "Guarantee":
         """Returns the guarantee of a run of all steps that the event counts.
 
         Args:
           seeded: whether the key was derived from a seed (`dpjax.keys.is_seeded`).
           num_steps: how many steps were taken, where the mechanism runs in steps.
+          first_plan: how many were planned at first, where the run was continued with more.
         """
-        return dataclasses.replace(self, seeded=seeded, num_steps_run=num_steps)
+        return dataclasses.replace(
+            self, seeded=seeded, num_steps_run=num_steps, first_plan=first_plan
+        )
 
     def _repr_html_(self) -> str:
         return render_guarantee(type(self).__name__, self)
@@ -112,19 +124,22 @@ def guarantee_rows(guarantee: Guarantee, delta: float | None = None) -> list[tup
         rows.append(("delta", f"{delta:g}"))
     if guarantee.num_steps_run is not None:
         key = "; its key was derived from a seed, see caveats" if guarantee.seeded else ""
-        rows.append(("run", f"{guarantee.num_steps_run:,} steps{key}"))
+        more = f", {guarantee.first_plan:,} planned at first" if guarantee.first_plan else ""
+        rows.append(("run", f"{guarantee.num_steps_run:,} steps{more}{key}"))
     if guarantee.tuning is not None:
         rows.append(("tuning", guarantee.tuning))
     return [*rows, ("releases", str(guarantee.num_releases))]
 
 
 def guarantee_caveats(guarantee: Guarantee) -> tuple[str, ...]:
-    """Returns the caveats that depend on the mechanism or the run: public size, seeded key."""
+    """Returns the caveats that depend on the mechanism or the run, such as a seeded key."""
     caveats = []
     if guarantee.size_constants and not is_size_public(guarantee.adjacency):
         caveats.append(_SIZE_CAVEAT.format(_join(guarantee.size_constants)))
     if guarantee.seeded:
         caveats.append(_SEED_CAVEAT)
+    if guarantee.first_plan:
+        caveats.append(_CONTINUED_CAVEAT.format(guarantee.first_plan))
     if guarantee.tuning == "on the private records, not counted":
         caveats.append(_TUNING_CAVEAT)
     return tuple(caveats)

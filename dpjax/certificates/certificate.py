@@ -267,6 +267,7 @@ class Certificate(Report):
             "unit": guarantee.unit,
             "num_releases": guarantee.num_releases,
             "num_steps_run": guarantee.num_steps_run,
+            "first_plan": guarantee.first_plan,
             "seeded": guarantee.seeded,
             "tuning": guarantee.tuning,
             "description": guarantee.description,

@@ -67,11 +67,13 @@ class TrainResult(RunResult):
       params: the trained parameters.
       mechanism: the mechanism **as run**, with the steps that were taken.
       seeded: whether the key looks like ``jax.random.key(seed)``, whose noise can be reproduced.
+      first_plan: the steps planned at first, where a run on a folder was continued with more.
     """
 
     params: PyTree
     mechanism: SubsampledGaussian
     seeded: bool
+    first_plan: int | None = None
 
     def _released_tables(self) -> list[HTMLTable]:
         return [leaf_table("Released parameters", self.params)]
@@ -212,7 +214,8 @@ def train(
             f"budget must admit the {end.num_done} releases that the checkpoint has already spent,"
             f" got one that admits {num_steps}"
         )
-    return TrainResult(end.state.params, mechanism.first_steps(end.num_done), end.seeded)
+    as_run = mechanism.first_steps(end.num_done)
+    return TrainResult(end.state.params, as_run, end.seeded, end.first_plan)
 
 
 def _affordable_steps(budget: Budget, mechanism: SubsampledGaussian) -> int:

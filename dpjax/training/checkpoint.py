@@ -105,6 +105,7 @@ class CheckpointStore:
     Attributes:
       seeded: whether the run's noise comes from a seed: as stored in the folder if it holds a run
         (whose keys are then used), else as passed.
+      first_plan: the steps planned at first, where the run was continued with more; else ``None``.
 
     Raises:
       ValueError: if the path is that of a file, if another run has locked the folder, if the folder
@@ -135,6 +136,7 @@ class CheckpointStore:
         self._identity, self._description, self._text = identity, description or {}, text
         self._num_steps, self._first_steps = num_steps, first_steps
         self.seeded = seeded
+        self.first_plan: int | None = None
         with ExitStack() as opened, explain_lost_process(lambda: "while opening checkpoint_dir"):
             lock = check_all(self._lock, "checkpoint_dir")
             if lock is not None:
@@ -192,6 +194,7 @@ class CheckpointStore:
                     **self._identity._asdict(),
                     "seeded": self.seeded,
                     "num_steps": self._num_steps,
+                    "first_plan": self.first_plan,
                     "description": self._description,
                 }
             ),
@@ -222,7 +225,7 @@ class CheckpointStore:
         if newest is None:
             return
         saved = self._read(newest, "identity", ocp.args.JsonRestore())
-        self.seeded = saved.get("seeded", True)
+        self.seeded, self.first_plan = saved.get("seeded", True), saved.get("first_plan")
         description, longer = self._description, ""
         other = _different(saved, self._identity)
 
@@ -237,6 +240,7 @@ class CheckpointStore:
             if self._first_steps is not None and planned < own:
                 identity, description = self._first_steps(planned)
                 other = _different(saved, identity)
+                self.first_plan = self.first_plan or planned
 
         if other:
             differences = _describe_differences(other, saved.get("description", {}), description)

@@ -283,16 +283,20 @@ class RunResult:
     Attributes:
       mechanism: of the steps that were taken.
       seeded: whether the key looks like ``jax.random.key(seed)``, whose noise can be reproduced.
+      first_plan: the steps planned at first, where a run on a folder was continued with more.
     """
 
     mechanism: "SteppedMechanism"
     seeded: bool
+    first_plan: int | None
 
     @property
     def guarantee(self) -> Guarantee:
         """The guarantee of the run."""
         steps = self.mechanism.num_steps
-        return self.mechanism.guarantee.of_run(seeded=self.seeded, num_steps=steps)
+        return self.mechanism.guarantee.of_run(
+            seeded=self.seeded, num_steps=steps, first_plan=self.first_plan
+        )
 
     def certificate(self, delta: float) -> "Certificate":
         """Returns the certificate of the run at ``delta``, customarily well below one over n."""
@@ -326,11 +330,13 @@ class RunEnd(NamedTuple, Generic[StateT]):
       state: the last one.
       num_done: steps that led to it.
       seeded: whether the key of the first of them looks like ``jax.random.key(seed)``.
+      first_plan: the steps planned at first, where the run was continued with more.
     """
 
     state: StateT
     num_done: int
     seeded: bool
+    first_plan: int | None
 
 
 def run(
@@ -380,7 +386,7 @@ def run(
 
     with ExitStack() as opened:
         # Resume from the newest checkpoint, if it is of this run.
-        store, seeded = None, is_seeded(key)
+        store, seeded, first_plan = None, is_seeded(key), None
         if checkpoint_dir is not None:
             identity = identify_run(mechanism, data, step, state)
 
@@ -402,7 +408,7 @@ def run(
                     first_steps=first_steps,
                 )
             )
-            state, seeded = store.restore(state), store.seeded
+            state, seeded, first_plan = store.restore(state), store.seeded, store.first_plan
         done = int(np.ravel(state.num_releases)[0])
 
         # The key first: nothing that is kept may be on disk without it.
@@ -411,7 +417,7 @@ def run(
                 store.save(state, 0)
             keep.open(state, num_done=done)
         if done >= num_steps:
-            return RunEnd(state, done, seeded)
+            return RunEnd(state, done, seeded, first_plan)
 
         chunk = data.compile(step.update, state, steps_per_call, every=every)
         bar = opened.enter_context(
@@ -435,7 +441,7 @@ def run(
             if on_chunk:
                 on_chunk(done, state, infos)
             bar.update(count)
-    return RunEnd(state, done, seeded)
+    return RunEnd(state, done, seeded, first_plan)
 
 
 def step_hash(

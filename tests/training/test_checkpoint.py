@@ -276,12 +276,18 @@ def test_train_continues_a_finished_run_with_more_steps(copy_of_eight, straight)
     chex.assert_trees_all_equal(continued.params, straight.params)
     assert continued.mechanism == MECHANISM
     assert continued.seeded
-    assert continued.certificate(DELTA) == straight.certificate(DELTA)
+    assert continued.first_plan == 8
+    certificate, of_straight = (each.certificate(DELTA) for each in (continued, straight))
+    assert certificate.epsilon == of_straight.epsilon
+    (caveat,) = set(certificate.caveats) - set(of_straight.caveats)
+    assert caveat.startswith("The run was planned with 8 steps and continued with more.")
+    assert "12 steps, 8 planned at first" in str(certificate)
     assert continued.certificate(DELTA).epsilon > EIGHT_STEPS.certificate(DELTA).epsilon
 
     # The folder is then that of the longer run.
     again = run(copy_of_eight, on_report=crash_at(0))
     chex.assert_trees_all_equal(again.params, straight.params)
+    assert again.first_plan == 8
     fewer = r"another mechanism.*Its run has num_steps = 12 and this one 8: only more steps"
     with pytest.raises(ValueError, match=fewer):
         run(copy_of_eight, EIGHT_STEPS)

@@ -277,11 +277,13 @@ class ChainResult(RunResult):
       mechanism: the chains' `SGLD`, `SGHMC` or `PSGLD`.
       seeded: whether the key looks like ``jax.random.key(seed)``: the noise can then be redrawn by
         trying seeds.
+      first_plan: the steps planned at first, where a run on a folder was continued with more.
     """
 
     samples: PyTree
     mechanism: Langevin
     seeded: bool
+    first_plan: int | None = None
 
     def to_arviz(self, **groups: Draws) -> Any:
         """Returns the samples as an `xarray.DataTree` for arviz, group ``posterior``.
@@ -448,4 +450,4 @@ def sample(
         sharding=sharding,
         progress=progress,
     )
-    return ChainResult(store.samples, mechanism, end.seeded)
+    return ChainResult(store.samples, mechanism, end.seeded, end.first_plan)

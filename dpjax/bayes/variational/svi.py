@@ -127,6 +127,7 @@ class DPSVIResult(RunResult):
         can be reproduced.
       svi: the inference that was run.
       model_args: structure, shapes and public arrays of its arguments, without the records.
+      first_plan: the steps planned at first, where a run on a folder was continued with more.
     """
 
     params: Values
@@ -136,6 +137,7 @@ class DPSVIResult(RunResult):
     seeded: bool
     svi: "DPSVI" = field(repr=False)
     model_args: ModelArgs = field(repr=False)
+    first_plan: int | None = None
 
     def __iter__(self) -> Iterator[Values | DPSVIState | jax.Array]:
         return iter((self.params, self.state, self.losses))
@@ -782,6 +784,7 @@ class DPSVI:
             bool(end.state.seeded),
             self,
             model_args.without_records(),
+            end.first_plan,
         )
 
     def get_params(self, svi_state: DPSVIState) -> dict[str, PyTree]:
