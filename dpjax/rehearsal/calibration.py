@@ -83,6 +83,11 @@ class Calibration:
         """Number of worlds."""
         return len(next(iter(self.ranks.values())))
 
+    @property
+    def is_tested(self) -> bool:
+        """Whether the worlds are enough to find ``problems``."""
+        return self.num_worlds >= _LEAST_WORLDS
+
     def coverage(self, level: float = 0.9) -> dict[str, float]:
         """Returns the share of truths within central intervals, by latent variable.
 
@@ -97,8 +102,11 @@ class Calibration:
 
     @property
     def problems(self) -> dict[str, str]:
-        """What is wrong, by latent variable; of an honest posterior seldom anything."""
-        if self.num_worlds < _LEAST_WORLDS:
+        """What is wrong, by latent variable; of an honest posterior seldom anything.
+
+        Nothing unless ``is_tested``.
+        """
+        if not self.is_tested:
             return {}
         level = _FALSE_ALARM_RATE / (2 * len(self.ranks))
         uniform = stats.norm.ppf((np.arange(self.num_draws + 1) + 0.5) / (self.num_draws + 1))

@@ -282,6 +282,8 @@ class Rehearsal(Report):
 
     def _interval_rows(self) -> list[tuple[str, str]]:
         assert self.calibration is not None
+        if not self.calibration.is_tested:
+            return [(name, "not tested: too few runs") for name in self.calibration.ranks]
         problems = self.calibration.problems
         return [
             (
@@ -327,6 +329,11 @@ class Rehearsal(Report):
                 "The simulated worlds disagree: in the worst the chosen setting loses"
                 f" {np.nanmax(regrets):.0%} of what the best gains. Narrow what is simulated, or"
                 " try several on the private data and pay for the choice."
+            )
+        if self.calibration is not None and not self.calibration.is_tested:
+            found.append(
+                f"The coverage of intervals is not tested: {self.calibration.num_worlds} simulated"
+                " runs are too few. Allow more max_seconds or num_calibration_worlds."
             )
         if self.calibration is not None and self.calibration.problems:
             names = ", ".join(self.calibration.problems)

@@ -258,6 +258,14 @@ def test_an_honest_posterior_covers_and_one_of_half_the_variance_is_flagged():
     assert "stated coverage" in " ".join(narrow.caveats)
     assert "cover" in str(honest)
 
+    # Of few runs neither shares nor the absence of problems mean anything.
+    few = Calibration({"mean": honest.calibration.ranks["mean"][:19]}, honest.calibration.num_draws)
+    untested = dataclasses.replace(honest, calibration=few)
+    assert "not tested: too few runs" in str(untested)
+    assert "cover " not in str(untested)
+    assert "coverage of intervals is not tested: 19 simulated runs" in " ".join(untested.caveats)
+    assert not any("not tested" in caveat for caveat in honest.caveats)
+
 
 def ranks(rng, num_worlds, num_entries, deviation=1.0, shared=0.0, bias=0.0):
     common, own = rng.normal(size=(num_worlds, 1)), rng.normal(size=(num_worlds, num_entries))
