@@ -66,7 +66,7 @@ _SCALES = (0.0, 0.03, 0.1, 0.3, 1.0)
 _STEPS_PER_LATENT = 10
 _NUM_CHAINS, _NUM_WARMUP = 4, 500
 _LEAST_DRAWS = 250  # of each chain
-_SOLVED_DIRECTLY = 40  # latent variables: d^2 linear equations
+_SOLVED_DIRECTLY = 30  # latent variables: d^2 linear equations
 _LARGEST_R_HAT, _LARGEST_DIVERGING = 1.05, 0.01
 # Of the regressions in messages.
 IN_DIRECTIONS = "latent variables, in directions of the curvature"
