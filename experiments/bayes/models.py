@@ -211,7 +211,7 @@ def rows(profile: str) -> list[Row]:
             ("logistic regression", 3.0, 0.02, none, both),
             ("hierarchical logistic regression", 2.0, 0.03, diagonal, both),
             ("horseshoe regression", 8.0, 0.01, none, diagonal),
-            ("mixture", 5.0, 0.02, diagonal, both),
+            ("mixture", 5.0, 0.02, none, both),
             ("Poisson regression", 8.0, 0.02, diagonal, both),
             ("Poisson regression", 2.0, 0.02, diagonal, diagonal),
             ("ordinal regression", 3.0, 0.02, none, diagonal),

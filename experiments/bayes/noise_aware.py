@@ -231,7 +231,11 @@ def fit(settings: Settings, number: int) -> Fit:
 
 def rows(profile: str) -> list[Row]:
     epsilons = (0.1, 0.3, 1.0) if profile == "paper" else (1.0,)
-    clips = [(name, family.l2_clip) for name, family in FAMILIES.items()]
+    clips = [
+        (name, family.l2_clip)
+        for name, family in FAMILIES.items()
+        if profile == "paper" or name != "binomial"
+    ]
     clips.insert(1, ("exponential", _UNCLIPPED))
     points = [
         {"family": name, "l2_clip": clip, **point}

@@ -233,7 +233,7 @@ PLAIN, SOURCE_STEP = "SGLD, no privacy asked", "SGLD, the source's step"
 _CHAIN = "DP-SGLD, ε = 1"
 # Step size and temperature of the uncalibrated chains.
 _GIVEN = {PLAIN: (1.0, 1.0), SOURCE_STEP: (0.1, PUBLISHED_TEMPERATURE)}
-_EPSILONS = {"quick": (0.1, 0.3, 1.0), "paper": (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0)}
+_EPSILONS = {"quick": (0.1, 1.0), "paper": (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0)}
 _NUM_RUNS = {"quick": 3, "paper": 10}
 
 

@@ -204,9 +204,9 @@ CASES = {
             r"noise-aware 99 to 99 %, guide alone \d+ to \d+ %\.$",
         ),
         (
-            {("mixture, C = 5, diagonal", "measured", "noise-aware, coverage %"): 70.0},
+            {("Poisson regression, C = 8, diagonal", "measured", "noise-aware, coverage %"): 70.0},
             "not compared",
-            r"below 85 %.*mixture, C = 5, diagonal \(",
+            r"below 85 %.*Poisson regression, C = 8, diagonal \(",
         ),
     ],
     "bayes.gdsc": [
