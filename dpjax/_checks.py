@@ -55,7 +55,7 @@ def check_text(name: str, value: object) -> None:
 
 
 def check_path(name: str, value: object) -> None:
-    """Raises an error unless ``value`` is the path of a file or folder; "" would be the current.
+    """Raises an error unless ``value`` is the path of a file or folder, and not empty.
 
     Raises:
       TypeError: neither a string nor a path.

@@ -296,7 +296,7 @@ class Rehearsal(Report):
 
     @property
     def needs(self) -> str:
-        """At which epsilon, or with how many records, the target is reached, as a sentence."""
+        """The epsilon, or the number of records, that reaches the target error, as a sentence."""
         needed, target = self.needed_epsilon, f"an error of {self.target:.4g}"
         if needed is None:
             return ""

@@ -1,4 +1,4 @@
-"""Checkpoints of training runs, which resume only the same run.
+"""Checkpoints of training runs; a checkpoint resumes only the run that wrote it.
 
 A saved noise key used again on other gradients would release their difference without noise. So a
 checkpoint stores hashes of the mechanism, the data and the program of one step, and is rejected if

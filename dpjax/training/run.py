@@ -274,7 +274,7 @@ class Keep(Protocol[_StateT_contra, _InfoT_contra]):
         """Makes room, or opens what the ``num_done`` steps before have kept."""
 
     def write(self, first: int, infos: _InfoT_contra) -> None:
-        """Writes infos from number ``first`` on."""
+        """Writes the infos of steps to disk, from index ``first``."""
 
 
 class RunResult:

@@ -184,7 +184,7 @@ def inference(settings: Settings) -> DPSVI:
 
 
 class Fit(NamedTuple):
-    """Posteriors of one data set.
+    """Posterior draws of each compared method on one simulated data set.
 
     Attributes:
       truth: the parameters it was simulated from.

@@ -132,7 +132,7 @@ class ConjugateFamily(abc.ABC):
 
     @abc.abstractmethod
     def posterior(self, sums: SufficientStatistics) -> Posterior:
-        """Returns the conjugate posterior of attainable sums, for each entry of their batch.
+        """Returns the conjugate posterior given exact sufficient statistics, one for each data set.
 
         Args:
           sums: of one data set, or with batch axes in front.
@@ -246,7 +246,7 @@ class ConjugateFamily(abc.ABC):
     def decode(
         self, released: Array, num_examples: np.float64 | Array | int | None, adjacency: Adjacency
     ) -> SufficientStatistics:
-        """Returns the sums that the released entries determine, noise included, in float64.
+        """Returns the noisy sufficient statistics that released entries determine, in float64.
 
         Args:
           released: ``(..., m)``; redundant entries at the end are not read.
@@ -539,10 +539,8 @@ class NormalKnownVariance(BoundedSum):
     prior_variance: float | None = None
 
     def __post_init__(self) -> None:
-        _check_bounds(self.bounds)
+        _check_bounds_and_mean(self.bounds, self.prior_mean)
         check_positive("variance", self.variance)
-        if self.prior_mean is not None:
-            as_finite(self.prior_mean, "prior_mean", "a finite number")
         if self.prior_variance is not None:
             check_positive("prior_variance", self.prior_variance)
 
@@ -550,7 +548,7 @@ class NormalKnownVariance(BoundedSum):
     def prior(self) -> NormalPosterior:
         """The prior of theta."""
         low, high = self.bounds
-        centre = (low + high) / 2 if self.prior_mean is None else self.prior_mean
+        centre = _prior_centre(self.bounds, self.prior_mean)
         variance = ((high - low) / 4) ** 2 if self.prior_variance is None else self.prior_variance
         return NormalPosterior(np.asarray(centre), np.asarray(variance))
 
@@ -623,9 +621,7 @@ class NormalUnknownVariance(ConjugateFamily):
     statistic_bounds: ClassVar[tuple[Array, Array]] = (np.array([-1.0, 0.0]), np.ones(2))
 
     def __post_init__(self) -> None:
-        _check_bounds(self.bounds)
-        if self.prior_mean is not None:
-            as_finite(self.prior_mean, "prior_mean", "a finite number")
+        _check_bounds_and_mean(self.bounds, self.prior_mean)
         check_positive("prior_strength", self.prior_strength)
         check_positive("prior_shape", self.prior_shape)
         if self.prior_scale is not None:
@@ -635,7 +631,7 @@ class NormalUnknownVariance(ConjugateFamily):
     def prior(self) -> NormalInverseGammaPosterior:
         """The prior of mean and variance."""
         low, high = self.bounds
-        centre = (low + high) / 2 if self.prior_mean is None else self.prior_mean
+        centre = _prior_centre(self.bounds, self.prior_mean)
         scale = (high - low) ** 2 / 100 if self.prior_scale is None else self.prior_scale
         numbers = (centre, self.prior_strength, self.prior_shape, scale)
         return NormalInverseGammaPosterior(*map(np.asarray, numbers))
@@ -713,10 +709,17 @@ class NormalUnknownVariance(ConjugateFamily):
         return half * first + n * centre, half**2 * around, n
 
 
-def _check_bounds(bounds: tuple[float, float]) -> None:
+def _prior_centre(bounds: tuple[float, float], prior_mean: float | None) -> float:
+    """The prior mean, by default the middle of the bounds."""
+    return (bounds[0] + bounds[1]) / 2 if prior_mean is None else prior_mean
+
+
+def _check_bounds_and_mean(bounds: tuple[float, float], prior_mean: float | None) -> None:
     ordered = isinstance(bounds, tuple) and len(bounds) == 2 and bounds[0] < bounds[1]
     fine = ordered and math.isfinite(bounds[0]) and math.isfinite(bounds[1])
     check(fine, "bounds", bounds, "a tuple (low, high) of finite numbers with low < high")
+    if prior_mean is not None:
+        as_finite(prior_mean, "prior_mean", "a finite number")
 
 
 def of_first_two_moments(

@@ -133,7 +133,7 @@ class SecondMomentCholesky(dist.Distribution):
             return population.sample(first, sample_shape) @ standard
 
     def log_prob(self, value: jax.Array) -> jax.Array:
-        """Returns the matrix's log density plus the log volume factor of the factorisation."""
+        """Returns the log density of a Cholesky factor, the Jacobian of the product included."""
         diagonal = jnp.log(jnp.diagonal(value))
         total = log_det(value @ value.T + self.second_moment.scale)
         volume = jnp.sum(jnp.arange(len(value), 0, -1, dtype=value.dtype) * diagonal)

@@ -186,7 +186,7 @@ class SampleStore:
         self.samples = jax.tree.unflatten(treedef, first + others)
 
     def write(self, first: int, states: ArrayTree) -> None:
-        """Writes states from number ``first`` on, leaves ``(count, num_chains, ...)``, to disk.
+        """Writes posterior samples ``(count, num_chains, ...)`` to disk, from index ``first``.
 
         Args:
           first: number of the first state.

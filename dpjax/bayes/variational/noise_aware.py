@@ -77,7 +77,7 @@ _NARROWER_RANGE = (
 
 
 class OptimumFit(NamedTuple):
-    """Regression of gradients on what they were taken at, by coordinate or direction.
+    """Linear regression of a run's noisy gradients on the parameters they were taken at.
 
     Of a mean-field guide on its means, of a multivariate normal guide on its draws.
 
