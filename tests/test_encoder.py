@@ -73,7 +73,7 @@ ADAPTERS = nnx.Any(nnx.LoRAParam, nnx.All(nnx.Param, nnx.PathContains("head")))
 def sums_with_and_without_padding(model):
     """Clipped sums and norms of the same texts, padded to 9 and to 16 tokens."""
     gradient = clipped_grad(loss, l2_clip=0.5, wrt=ADAPTERS)
-    return [gradient(model, padded_batch(length)) for length in (9, 16)]
+    return [gradient(model, padded_batch(length), None) for length in (9, 16)]
 
 
 @pytest.mark.slow
@@ -97,11 +97,11 @@ def test_power_a_mean_over_padding_changes_them():
 def test_adapters_and_head_are_what_is_clipped():
     """The sum has no other leaves, and is that of per-example gradients."""
     model, batch = Classifier(), padded_batch(9)
-    summed, _ = clipped_grad(loss, l2_clip=0.5, wrt=ADAPTERS)(model, batch)
+    summed, _ = clipped_grad(loss, l2_clip=0.5, wrt=ADAPTERS)(model, batch, None)
     names = {".".join(map(str, keys)) for keys, _ in nnx.to_flat_state(summed)}
     blocks = [f"encoder.blocks.{number}.query.lora_{part}" for number in (0, 1) for part in "ab"]
     assert names == {"head.kernel", "head.bias", *blocks}
-    reference, _ = clipped_grad(loss, l2_clip=0.5, wrt=ADAPTERS, method="vmap")(model, batch)
+    reference, _ = clipped_grad(loss, l2_clip=0.5, wrt=ADAPTERS, method="vmap")(model, batch, None)
     for one, other in zip(jax.tree.leaves(summed), jax.tree.leaves(reference), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
@@ -112,7 +112,7 @@ def test_a_transformer_that_expects_a_batch_gets_the_advice():
         return jnp.sum(model(example[0])) / num_texts
 
     with pytest.raises(ValueError, match="not enough values to unpack") as caught:
-        clipped_grad(batch_loss, l2_clip=1.0, wrt=ADAPTERS)(Classifier(), padded_batch(9))
+        clipped_grad(batch_loss, l2_clip=1.0, wrt=ADAPTERS)(Classifier(), padded_batch(9), None)
     assert any("example[0]: int32[9]" in note for note in caught.value.__notes__)
 
 

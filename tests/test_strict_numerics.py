@@ -72,7 +72,7 @@ def train_with(sampling, adjacency="add_remove"):
 
 def clipped(**options):
     compute = dpjax.clipped_grad(squared_error, l2_clip=1.0, **options)
-    return compute({"w": jnp.zeros(2)}, (X, Y))
+    return compute({"w": jnp.zeros(2)}, (X, Y), None)
 
 
 def update(transformation):

@@ -70,10 +70,10 @@ def clipped_grad(
         length.
 
     Returns:
-      ``f(params, batch, mask=None, *, key=None) -> (clipped_sum, info)``. ``params`` is a tree of
+      ``f(params, batch, mask, *, key=None) -> (clipped_sum, info)``. ``params`` is a tree of
       float arrays, or an ``nnx.Module``. ``batch`` is any tree whose leaves share a leading axis of
-      length B; ``mask`` is bool ``(B,)``, True for the examples to include: that of a sampler's
-      batch, whose padding repeats records. By default all are included. ``key`` is for losses
+      length B; ``mask`` is bool ``(B,)``, False for slots that hold no record (``mask`` of a
+      sampler's batch), or ``None`` where every slot has one. ``key`` is for losses
       with randomness (dropout): the example in slot i has the key ``fold_in(key, i)``, and an nnx
       module's random streams start from it. ``clipped_sum`` has the shapes of ``params`` (of a
       module: an ``nnx.State`` of the variables ``wrt``, as ``nnx.grad`` returns and
@@ -86,11 +86,12 @@ def clipped_grad(
       L2, replacing one by at most twice that, the rounding of the sum included: examples are
       clipped to ``l2_clip / (1 + rounding_margin(max_batch_size))`` (6e-5 less at 256 examples, 2 %
       at 10^5; see `dpjax.gradients.clipping.rounding_margin` for what of it is proven).
-      Nothing is released here: neither the sum nor ``info`` is private before noise is added. With
-      ``key`` this holds for
-      the sum's distribution as long as the key is secret, new in each step and independent of the
-      noise: the slots' keys are then exchangeable, so adding or removing a record, which moves the
-      others to other slots, does not change it.
+      Slots of padding repeat a record, which would move the sum by many clip bounds: that is why
+      ``mask`` has no default. Nothing is released here: neither the sum nor ``info`` is private
+      before noise is added. With ``key`` this holds for the sum's distribution as long as the key
+      is secret, new in each step and independent of the noise: the slots' keys are then
+      exchangeable, so adding or removing a record, which moves the others to other slots, does not
+      change it.
 
     Raises:
       ValueError: for a loss that is not a scalar, mixes examples or has parameters that are not
@@ -102,7 +103,7 @@ def clipped_grad(
 
     >>> loss = lambda w, example: 0.5 * (w @ example["x"] - example["y"]) ** 2
     >>> batch = {"x": jnp.eye(3), "y": jnp.array([0.0, 1.0, 4.0])}
-    >>> clipped_sum, info = clipped_grad(loss, l2_clip=2.0)(jnp.zeros(3), batch)
+    >>> clipped_sum, info = clipped_grad(loss, l2_clip=2.0)(jnp.zeros(3), batch, None)
     >>> clipped_sum.tolist(), info.norms.tolist()
     ([0.0, -1.0, -2.0], [0.0, 1.0, 4.0])
     """
@@ -145,7 +146,7 @@ def clipped_grad(
     def clipped_sum_of(
         params: Params,
         batch: ArrayTree,
-        mask: jax.Array | None = None,
+        mask: jax.Array | None,
         *,
         key: PRNGKey | None = None,
     ) -> ClippedSum:

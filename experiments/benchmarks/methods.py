@@ -35,7 +35,7 @@ def jax_methods(loss: LossFn, key: PRNGKey) -> Iterator[Method]:
         clipped_grad = dpjax.clipped_grad(
             loss, L2_CLIP, method=method, microbatch_size=microbatch_size
         )
-        return lambda params, batch: clipped_grad(params, batch)[0]
+        return lambda params, batch: clipped_grad(params, batch, None)[0]
 
     noise = dpjax.add_gaussian_noise(noise_multiplier=NOISE_MULTIPLIER, l2_clip=L2_CLIP, key=key)
     yield Method(PLAIN, jax.grad(mean_loss), optax.identity())

@@ -179,7 +179,7 @@ def _fit_by_source(
             clipped_sum, _ = dpjax.clipped_grad(
                 functools.partial(_negative_elbo, normal=normal, num_examples=num_examples),
                 point.l2_clip,
-            )(params, jax.tree.map(lambda leaf: leaf[chosen], records))
+            )(params, jax.tree.map(lambda leaf: leaf[chosen], records), None)
             noise = jax.random.normal(noise_key, (2, num_features))
             gradient = clipped_sum + 2 * point.sigma * point.l2_clip * noise
             scaled = gradient * (num_examples / batch_size)

@@ -186,7 +186,7 @@ def test_valid_call_is_valid(name):
             "sensitivity must be at least 1",
         ),
         (
-            lambda: dpjax.clipped_grad(lambda params: 0.0, 1.0)(np.zeros(2), np.ones((4, 2))),
+            lambda: dpjax.clipped_grad(lambda params: 0.0, 1.0)(np.zeros(2), np.ones((4, 2)), None),
             r"loss_fn must be a function of \(params, example\)",
         ),
     ],

@@ -130,7 +130,7 @@ def test_mean_embedding_has_padding_as_a_zero_vector():
 def test_clipped_grad_counts_trained_padding_in_the_norm(padding_is_zero):
     model, params, tokens = padded_review(padding_is_zero)
     batch = (tokens, jnp.array([1]))
-    clipped, info = clipped_grad(cross_entropy(model), l2_clip=1e3)(params, batch)
+    clipped, info = clipped_grad(cross_entropy(model), l2_clip=1e3)(params, batch, None)
     rows = jnp.linalg.norm(clipped["Embed_0"]["embedding"], axis=1)
     # Three lookups of the padding add up to three times the gradient of one.
     expected = 0.0 if padding_is_zero else 3 * float(rows[9])

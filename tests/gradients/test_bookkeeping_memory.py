@@ -51,7 +51,7 @@ def ratios(loss, batch_size, method="bookkeeping"):
         return jax.grad(lambda p: jnp.mean(jax.vmap(loss, (None, 0))(p, batch)))(params)
 
     def clipped(*args):
-        return bookkeeping(loss, 1.0, method=method)(*args)[0]
+        return bookkeeping(loss, 1.0, method=method)(*args, None)[0]
 
     return memory(clipped, PARAMS, batch) / memory(plain, PARAMS, batch)
 

@@ -107,7 +107,7 @@ def test_batches_of_none_and_of_one_in_loops(name):
         side_by_side(case, different_ways(case, ("ghost",))), case._replace(batch=one), 1e-5, 1e-6
     )
     none = jax.tree.map(lambda leaf: leaf[:0], case.batch)
-    summed, info = fast_jit(bookkeeping(case.loss, 1.0))(case.params, none)
+    summed, info = fast_jit(bookkeeping(case.loss, 1.0))(case.params, none, None)
     assert info.norms.shape == (0,)
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(summed))
 
@@ -166,9 +166,10 @@ SPLIT_NAMES = [
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("x64")  # the gradients of remat_layers are ill-conditioned
 @pytest.mark.parametrize("name", SPLIT_NAMES)
 def test_agrees_over_devices(name):
-    case, mask = build(name, jnp.float32), np.arange(BATCH) != 1
+    case, mask = build(name, jnp.float64), np.arange(BATCH) != 1
     found = sharded(bookkeeping(case.loss, 0.8))(case.params, case.batch, mask)
     reference = fast_jit(sum_by_vmap, static_argnums=0)
     assert_same(found, reference(case.loss, 0.8, case.params, case.batch, mask), 1e-5)

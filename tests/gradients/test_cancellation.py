@@ -256,16 +256,16 @@ def what_the_first_contributes(compute, own_difference):
 
 
 def at_once(loss, params, batch):
-    return fast_jit(bookkeeping(loss, 0.1))(params, batch)
+    return fast_jit(bookkeeping(loss, 0.1))(params, batch, None)
 
 
 def by_micro_batches(loss, params, batch):
-    return fast_jit(bookkeeping(loss, 0.1, microbatch_size=2))(params, batch)
+    return fast_jit(bookkeeping(loss, 0.1, microbatch_size=2))(params, batch, None)
 
 
 def in_a_batch_of_batches(loss, params, batch):
     batches = jax.tree.map(lambda x: jnp.stack([x, x[::-1]]), batch)
-    both = fast_jit(jax.vmap(bookkeeping(loss, 0.1), (None, 0)))(params, batches)
+    both = fast_jit(jax.vmap(bookkeeping(loss, 0.1), (None, 0, None)))(params, batches, None)
     return jax.tree.map(lambda x: x[0], both)
 
 
@@ -305,8 +305,10 @@ def test_losses_without_cancellation_have_no_loop():
 
     w, batch = jnp.zeros((64, 64)), normal(64)
     assert routes_of(loss, w, batch) == {"": "ghost"}
-    assert "while" not in str(jax.make_jaxpr(bookkeeping(loss, 1.0))(w, batch))
-    assert "while" in str(jax.make_jaxpr(bookkeeping(tokens()[0], 1.0))(*with_many_features()))
+    assert "while" not in str(jax.make_jaxpr(bookkeeping(loss, 1.0))(w, batch, None))
+    assert "while" in str(
+        jax.make_jaxpr(bookkeeping(tokens()[0], 1.0))(*with_many_features(), None)
+    )
 
 
 def with_many_features():

@@ -82,8 +82,14 @@ def test_clipped_grad_equals_the_loop(params, batch, bound, method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_clipped_grad_without_mask(params, batch, method):
-    found = compiled(method=method)(params, batch)
+    found = compiled(method=method)(params, batch, None)
     assert_matches_hand(found, by_hand("middle", params, batch))
+
+
+def test_clipped_grad_needs_a_mask(params, batch):
+    """A default would add up the padding of a sampler's batch, which repeats one record."""
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'mask'"):
+        compiled()(params, batch)
 
 
 @pytest.mark.slow
@@ -98,7 +104,7 @@ def test_equals_the_loop_in_double_precision(params, batch, bound, method):
 
 
 def test_called_without_jit(params, batch):
-    found = clipped_grad(regression_loss, 5.0, method="vmap")(params, batch)
+    found = clipped_grad(regression_loss, 5.0, method="vmap")(params, batch, None)
     assert_matches_hand(found, by_hand("middle", params, batch))
 
 
@@ -160,7 +166,7 @@ def test_mask_of_nothing(params, batch, method):
     "options", [*({"method": method} for method in METHODS), {"microbatch_size": 4}], ids=str
 )
 def test_empty_batch(params, batch, options):
-    clipped_sum, info = compiled(**options)(params, example_of(batch, slice(0)))
+    clipped_sum, info = compiled(**options)(params, example_of(batch, slice(0)), None)
     assert jax.tree.map(jnp.shape, clipped_sum) == jax.tree.map(jnp.shape, params)
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(clipped_sum))
     assert info.norms.shape == info.losses.shape == (0,)
@@ -170,7 +176,7 @@ def test_empty_batch(params, batch, options):
 @pytest.mark.parametrize("options", [{}, {"microbatch_size": 1}], ids=str)
 def test_one_example(params, batch, options):
     one = example_of(batch, slice(3, 4))
-    assert_matches_hand(compiled(**options)(params, one), by_hand("middle", params, one))
+    assert_matches_hand(compiled(**options)(params, one, None), by_hand("middle", params, one))
 
 
 class TestTransformations:
@@ -192,7 +198,9 @@ class TestTransformations:
     @pytest.mark.slow
     def test_vmap_over_models(self, params, batch):
         models = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf, -leaf]), params)
-        sums, info = jax.jit(jax.vmap(compiled(method="auto"), (0, None)))(models, batch)
+        sums, info = jax.jit(jax.vmap(compiled(method="auto"), (0, None, None)))(
+            models, batch, None
+        )
         for i in range(3):
             expected = by_hand("middle", example_of(models, i), batch)
             assert_matches_hand(example_of((sums, info), i), expected)
@@ -228,7 +236,7 @@ class TestTransformations:
         @jax.jit
         def compute(first, second):
             l2_clip = {"first": first, "second": second}
-            return clipped_grad(regression_loss, l2_clip)(params, batch)
+            return clipped_grad(regression_loss, l2_clip)(params, batch, None)
 
         assert_matches_hand(compute(0.5, 2.0), by_hand("layers", params, batch))
 
@@ -246,12 +254,14 @@ class TestKeysInTheBatch:
         keys = jax.random.split(jax.random.key(5), SIZE)
         noisy = {"x": batch["x"], "key": jax.random.key_data(keys) if raw else keys}
         params = {"first": params["first"]}
-        found = jax.jit(clipped_grad(self.loss, 1.0, **options))(params, noisy)
+        found = jax.jit(clipped_grad(self.loss, 1.0, **options))(params, noisy, None)
         assert_matches_hand(found, clipped_sum_by_hand(self.loss, 1.0, params, noisy))
 
     def test_empty_batch_of_keys(self, params):
         empty = {"x": jnp.ones((0, 4)), "key": jax.random.split(jax.random.key(5), 1)[:0]}
-        clipped_sum, _ = jax.jit(clipped_grad(self.loss, 1.0))({"first": params["first"]}, empty)
+        clipped_sum, _ = jax.jit(clipped_grad(self.loss, 1.0))(
+            {"first": params["first"]}, empty, None
+        )
         assert not np.any(clipped_sum["first"]["w"])
 
 
@@ -310,7 +320,7 @@ class TestNotFinite:
 
     def test_large_gradient(self):
         batch = {"a": jnp.array([[1e18, 0.0, 0.0]])}
-        found, info = self.compute()({"a": jnp.zeros(3)}, batch)
+        found, info = self.compute()({"a": jnp.zeros(3)}, batch, None)
         np.testing.assert_allclose(found["a"], [1, 0, 0], rtol=1e-6)
         assert info.num_nonfinite == 0
 
@@ -321,7 +331,7 @@ class TestNotFinite:
         assert info.num_nonfinite == 4
 
     def test_zero_gradient(self):
-        found, info = self.compute()({"a": jnp.zeros(3)}, {"a": jnp.zeros((2, 3))})
+        found, info = self.compute()({"a": jnp.zeros(3)}, {"a": jnp.zeros((2, 3))}, None)
         np.testing.assert_array_equal(found["a"], np.zeros(3))
         np.testing.assert_allclose(info.norms, 0, atol=1e-18)
         assert info.num_nonfinite == 0

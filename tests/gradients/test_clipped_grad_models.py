@@ -100,7 +100,7 @@ def test_nnx_state_of_bounds(images):
         return nnx.merge(graph, params)(example[0]).sum() ** 2
 
     compute = jax.jit(clipped_grad(loss, nnx.State(bounds), method="vmap"))
-    clipped_sum, info = compute(params, images)
+    clipped_sum, info = compute(params, images, None)
     all_grads = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(params, images)
     for name, bound in bounds.items():
         grads = all_grads[name]
@@ -167,7 +167,7 @@ def test_mixed_precision():
     def loss(params, x):
         return x * (params["half"].astype(jnp.float32).sum() + params["single"].sum())
 
-    clipped_sum, info = jax.jit(clipped_grad(loss, 2.0, method="vmap"))(params, batch)
+    clipped_sum, info = jax.jit(clipped_grad(loss, 2.0, method="vmap"))(params, batch, None)
     np.testing.assert_allclose(info.norms, 2 * batch, rtol=1e-6)
     expected = jnp.full(2, SIZE, jnp.float32)  # every example is clipped to (1, 1, 1, 1)
     assert_close(clipped_sum, {"half": expected, "single": expected}, atol=1e-5)
@@ -241,4 +241,4 @@ def test_power_equinox_one_dropout_mask():
 
 def test_equinox_unpartitioned_module_refused():
     with pytest.raises(ValueError, match=r"equinox\.partition"):
-        clipped_grad(equinox_loss, CLIP)(eqx.nn.MLP(4, 3, 8, 1, key=KEY), BATCH, key=KEY)
+        clipped_grad(equinox_loss, CLIP)(eqx.nn.MLP(4, 3, 8, 1, key=KEY), BATCH, None, key=KEY)

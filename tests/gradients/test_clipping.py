@@ -125,6 +125,6 @@ def test_clipped_grad_sums_half_precision_in_single(method, microbatch_size):
     batch = jnp.ones((300, 1), jnp.bfloat16)
     options = {"method": method, "microbatch_size": microbatch_size}
     compute = jax.jit(clipped_grad(lambda w, x: jnp.sum(w * x), 2.0, **options))
-    clipped_sum, info = compute(jnp.zeros(1, jnp.bfloat16), batch)
+    clipped_sum, info = compute(jnp.zeros(1, jnp.bfloat16), batch, None)
     assert clipped_sum.dtype == info.norms.dtype == jnp.float32
     assert clipped_sum == 300

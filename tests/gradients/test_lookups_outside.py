@@ -66,7 +66,7 @@ def test_lookups_outside_contribution(mode, route):
 
 def test_lookups_filled_with_nan():
     loss = tied_loss(MODES["NaN"])
-    clipped_sum, info = dpjax.clipped_grad(loss, CLIP)(TABLE, (IDS, TARGETS))
+    clipped_sum, info = dpjax.clipped_grad(loss, CLIP)(TABLE, (IDS, TARGETS), None)
     assert info.num_nonfinite == 4
     np.testing.assert_allclose(clipped_sum, expected(loss).sum(0), rtol=1e-4)
 

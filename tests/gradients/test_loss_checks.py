@@ -47,7 +47,7 @@ class TestWhatIsNoLoss:
         with pytest.raises(
             ValueError, match=rf"^loss_fn must return one float scalar .* got {got}"
         ):
-            clipped_grad(loss, 1.0)(W, X)
+            clipped_grad(loss, 1.0)(W, X, None)
 
     @pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.complex64])
     def test_check_params_dtypes(self, dtype):
@@ -71,24 +71,26 @@ class TestWhatIsNoLoss:
 
         batch = (IMAGES, jnp.ones(len(IMAGES)))
         with pytest.raises(TypeError, match="dot_general") as caught:
-            clipped_grad(loss, 1.0)(jnp.ones(108), batch)
+            clipped_grad(loss, 1.0)(jnp.ones(108), batch, None)
         note = notes_of(caught.value)
         assert note == (
             "loss_fn was called on ONE example, without the batch axis: example[0]: float32[6, 6,"
             " 3], example[1]: float32[]. A module that expects a batch takes x[None], a batch of"
             " one, as in model(x[None])[0]."
         )
-        clipped_grad(lambda w, e: loss(w, (e[0][None], e[1][None])), 1.0)(jnp.ones(108), batch)
+        clipped_grad(lambda w, e: loss(w, (e[0][None], e[1][None])), 1.0)(
+            jnp.ones(108), batch, None
+        )
 
     def test_note_of_many_arrays_is_short(self):
         with pytest.raises(KeyError) as caught:
-            clipped_grad(lambda w, x: x["label"], 1.0)(W, {str(i): X for i in range(20)})
+            clipped_grad(lambda w, x: x["label"], 1.0)(W, {str(i): X for i in range(20)}, None)
         assert "example['0']: float32[5]" in notes_of(caught.value)
         assert "and 12 more. A module" in notes_of(caught.value)
 
     def test_refusals_of_dpjax_have_no_note(self):
         with pytest.raises(ValueError, match=r"^loss_fn must return") as caught:
-            clipped_grad(lambda w, x: x, 1.0)(W, X)
+            clipped_grad(lambda w, x: x, 1.0)(W, X, None)
         assert notes_of(caught.value) == ""
 
     def test_errors_of_the_loss_itself(self):
@@ -313,7 +315,7 @@ class TestCollectives:
         mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
         spec = jax.sharding.PartitionSpec
         compute = jax.shard_map(
-            lambda w, b: clipped_grad(self.loss(name), 1.0)(w, b)[0],
+            lambda w, b: clipped_grad(self.loss(name), 1.0)(w, b, None)[0],
             mesh=mesh,
             in_specs=(spec(), spec("i")),
             out_specs=spec("i"),
@@ -415,7 +417,7 @@ class TestWhatSeesTheWholeBatch:
         words = rf"{SEES_ONE}, but (pure_callback\(vmap_method=|jax\.custom_batching\.custom_vmap)"
         for loss in (loss_of_batch(name), jax.jit(loss_of_batch(name))):
             with pytest.raises(ValueError, match=words):
-                clipped_grad(loss, 1.0)(jnp.ones((2, 5)), X)
+                clipped_grad(loss, 1.0)(jnp.ones((2, 5)), X, None)
 
     def test_power_whole_batch_moves_the_sum(self, name):
         if name == "in a vmap over records":
@@ -439,7 +441,7 @@ def test_sequential_callbacks_accepted(io):
         return jnp.sum(w * value)
 
     for method in ("vmap", "bookkeeping"):
-        clipped, _ = clipped_grad(loss, 1e3, method=method)(jnp.ones(5), X)
+        clipped, _ = clipped_grad(loss, 1e3, method=method)(jnp.ones(5), X, None)
         np.testing.assert_allclose(clipped, X.sum(0), rtol=1e-3)
 
 
@@ -498,19 +500,19 @@ class TestPrimitivesWithOtherBatchingRules:
         compute = clipped_grad(self.loss(primitive), 1.0)
         words = rf"{SEES_ONE}, but on synthetic batches .* it has the primitives {primitive}"
         with jax.numpy_rank_promotion("allow"), pytest.raises(ValueError, match=words):
-            (jax.jit(compute) if jit else compute)(jnp.ones(5), X)
+            (jax.jit(compute) if jit else compute)(jnp.ones(5), X, None)
 
     @pytest.mark.slow
     def test_class_with_mixing_rule_refused(self):
         compute = clipped_grad(lambda w, x: jnp.sum(jnp.sin(Centring(x)(x)) * w), 1.0)
         with pytest.raises(ValueError, match="has the primitives call_hi_primitive"):
-            compute(jnp.ones(5), X)
+            compute(jnp.ones(5), X, None)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("jit", [False, True], ids=["", "jit"])
     def test_other_primitives_accepted(self, jit):
         compute = clipped_grad(self.loss(APART), 1e3)
-        clipped, _ = (jax.jit(compute) if jit else compute)(jnp.ones(5), X)
+        clipped, _ = (jax.jit(compute) if jit else compute)(jnp.ones(5), X, None)
         np.testing.assert_allclose(clipped, jnp.sum(X * jnp.cos(X), 0), rtol=1e-3)
 
     def test_errors_on_some_synthetic_examples(self):
@@ -518,13 +520,13 @@ class TestPrimitivesWithOtherBatchingRules:
             x = eqx.error_if(x, jnp.any(jnp.abs(x) > 100), "x must be at most 100")
             return jnp.sum(w * x)
 
-        clipped, _ = clipped_grad(loss, 1e3)(jnp.ones(5), X)
+        clipped, _ = clipped_grad(loss, 1e3)(jnp.ones(5), X, None)
         np.testing.assert_allclose(clipped, X.sum(0), rtol=1e-3)
 
     def test_incomparable_primitives_refused(self):
         def compute(scale):
             loss = lambda w, x: jnp.sum(APART.bind(w * x * scale))  # noqa: E731
-            return clipped_grad(loss, 1.0)(jnp.ones(5), X)[0]
+            return clipped_grad(loss, 1.0)(jnp.ones(5), X, None)[0]
 
         compute(2.0)
         with pytest.raises(ValueError, match=r"apart, which .* cannot be checked on synthetic"):

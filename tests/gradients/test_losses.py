@@ -78,8 +78,8 @@ class TestModule:
     @pytest.mark.parametrize("method", METHODS)
     def test_wrt_filter(self, method):
         only_out = nnx.All(nnx.Param, nnx.PathContains("out"))
-        summed, _ = clipped_grad(loss, 1e6, wrt=only_out, method=method)(model_with(), (X, Y))
-        everything, _ = clipped_grad(loss, 1e6, method=method)(model_with(), (X, Y))
+        summed, _ = clipped_grad(loss, 1e6, wrt=only_out, method=method)(model_with(), (X, Y), None)
+        everything, _ = clipped_grad(loss, 1e6, method=method)(model_with(), (X, Y), None)
         assert set(summed) == {"out"}
         assert_close(summed["out"], everything["out"])
 
@@ -89,9 +89,9 @@ class TestModule:
         counted = lambda *a, **kw: calls.append(None) or vmap(*a, **kw)  # noqa: E731
         monkeypatch.setitem(module, "sum_by_vmap", counted)
         gradient, model = clipped_grad(loss, 1e6, method="vmap"), Net(nnx.Rngs(0))
-        before, _ = gradient(model, (X, Y))
+        before, _ = gradient(model, (X, Y), None)
         model.offset[...] = jnp.float32(3)
-        after, _ = gradient(model, (X, Y))
+        after, _ = gradient(model, (X, Y), None)
         np.testing.assert_allclose(
             after["out"]["bias"][...] - before["out"]["bias"][...], 2 * 3 * len(X), rtol=1e-5
         )
@@ -108,17 +108,18 @@ class TestModule:
                 return x @ self.weight[...]
 
         model = Counting()
-        clipped_grad(loss, 1.0)(model, (X, Y))
+        clipped_grad(loss, 1.0)(model, (X, Y), None)
         assert model.calls[...] == 0
 
     @pytest.mark.slow
     def test_clipped_grad_in_nnx_jit(self):
         @nnx.jit
         def gradient(model, batch):
-            return clipped_grad(loss, 0.5)(model, batch)[0]
+            return clipped_grad(loss, 0.5)(model, batch, None)[0]
 
         assert_close(
-            gradient(model_with(), (X, Y)), clipped_grad(loss, 0.5)(model_with(), (X, Y))[0]
+            gradient(model_with(), (X, Y)),
+            clipped_grad(loss, 0.5)(model_with(), (X, Y), None)[0],
         )
 
     def test_explain(self):
@@ -163,7 +164,7 @@ class TestKeys:
             x, y = example
             return (net.apply({"params": params}, x, rngs={"dropout": key})[0] - y) ** 2
 
-        summed, info = clipped_grad(loss, 1e6, method=method)(params, (X, Y), key=KEY)
+        summed, info = clipped_grad(loss, 1e6, method=method)(params, (X, Y), None, key=KEY)
         keys = [jax.random.fold_in(KEY, slot) for slot in range(5)]
         losses = [loss(params, (x, y), key) for x, y, key in zip(X, Y, keys, strict=True)]
         np.testing.assert_allclose(info.losses, jnp.stack(losses), rtol=1e-4)
@@ -186,8 +187,8 @@ class TestKeys:
     def test_dropout_differs_between_examples_and_steps(self):
         gradient = clipped_grad(self.masked, 1e6)
         assert self.differ(gradient, KEY)
-        first = gradient(jnp.ones(8), self.ALIKE, key=KEY)[0]
-        second = gradient(jnp.ones(8), self.ALIKE, key=jax.random.key(8))[0]
+        first = gradient(jnp.ones(8), self.ALIKE, None, key=KEY)[0]
+        second = gradient(jnp.ones(8), self.ALIKE, None, key=jax.random.key(8))[0]
         assert not np.array_equal(first, second)
 
     def test_power_one_key_for_all_examples(self):
@@ -202,7 +203,7 @@ class TestKeys:
         def kept(model, example, key):
             return jnp.sum(model.second(model.first(example))) + 0 * jnp.sum(model.out.bias[...])
 
-        _, info = clipped_grad(kept, 1.0)(model, jnp.ones((3, 400)), key=KEY)
+        _, info = clipped_grad(kept, 1.0)(model, jnp.ones((3, 400)), None, key=KEY)
         # Of 400 units with value 4 a quarter is left: 4 standard deviations are 140, one in 16,000.
         assert np.all(np.abs(info.losses - 400) < 140)
 
@@ -220,12 +221,14 @@ class TestOptimizer:
 
         @nnx.jit
         def step(model, optimizer, key):
-            summed, _ = gradient(model, (X, Y), key=key)
+            summed, _ = gradient(model, (X, Y), None, key=key)
             optimizer.update(model, summed)
 
         @jax.jit
         def explicit_step(params, state, key):
-            summed, _ = gradient(nnx.merge(graphdef, params, rest, copy=True), (X, Y), key=key)
+            summed, _ = gradient(
+                nnx.merge(graphdef, params, rest, copy=True), (X, Y), None, key=key
+            )
             updates, state = transformation.update(summed, state, params)
             return optax.apply_updates(params, updates), state
 
@@ -254,12 +257,12 @@ class TestOptimizer:
 class TestRefused:
     def test_random_streams_without_a_key(self):
         with pytest.raises(ValueError, match=r"module's own random streams.* pass key="):
-            clipped_grad(loss, 1.0)(model_with(0.5), (X, Y))
+            clipped_grad(loss, 1.0)(model_with(0.5), (X, Y), None)
 
     def test_dropout_that_is_switched_off_needs_no_key(self):
         model = nnx.view(model_with(0.5), deterministic=True)
-        summed, _ = clipped_grad(loss, 1.0)(model, (X, Y))
-        assert_close(summed, clipped_grad(loss, 1.0)(model_with(), (X, Y))[0])
+        summed, _ = clipped_grad(loss, 1.0)(model, (X, Y), None)
+        assert_close(summed, clipped_grad(loss, 1.0)(model_with(), (X, Y), None)[0])
 
     def test_batch_normalisation(self):
         class Normed(Net):
@@ -269,20 +272,20 @@ class TestRefused:
 
         model = Normed(nnx.Rngs(0))
         with pytest.raises(ValueError, match="normalises over the batch axis"):
-            clipped_grad(lambda model, x: jnp.sum(model(x[None])), 1.0)(model, X)
+            clipped_grad(lambda model, x: jnp.sum(model(x[None])), 1.0)(model, X, None)
         model.eval()
-        assert clipped_grad(loss, 1.0)(model, (X, Y))[1].num_nonfinite == 0
+        assert clipped_grad(loss, 1.0)(model, (X, Y), None)[1].num_nonfinite == 0
 
     def test_wrt_without_a_module(self):
         with pytest.raises(
             ValueError, match=r"^wrt is a filter .* of an nnx.Module.* type dict: of a tree, pass"
         ):
-            clipped_grad(loss, 1.0, wrt=nnx.Param)({"w": jnp.ones(3)}, (X, Y))
+            clipped_grad(loss, 1.0, wrt=nnx.Param)({"w": jnp.ones(3)}, (X, Y), None)
 
     @pytest.mark.parametrize("key", [0, "key"])
     def test_keys_of_other_types(self, key):
         with pytest.raises(TypeError, match=r"^key must be a scalar JAX key"):
-            clipped_grad(keyed_loss, 1.0)(model_with(0.5), (X, Y), key=key)
+            clipped_grad(keyed_loss, 1.0)(model_with(0.5), (X, Y), None, key=key)
 
     def test_params_of_other_types(self):
         """As the modules of equinox have them."""
@@ -298,9 +301,9 @@ class TestRefused:
 
         layer = Layer(jnp.ones(3), jnp.tanh)
         with pytest.raises(ValueError, match=r"params.activation is of type .*equinox.partition"):
-            clipped_grad(loss, 1.0)(layer, X)
+            clipped_grad(loss, 1.0)(layer, X, None)
         trained, static = Layer(layer.weight, None), Layer(None, layer.activation)
         combined = lambda p: Layer(p.weight, static.activation)  # noqa: E731
-        summed, _ = clipped_grad(lambda p, x: loss(combined(p), x), 1e6)(trained, X)
+        summed, _ = clipped_grad(lambda p, x: loss(combined(p), x), 1e6)(trained, X, None)
         expected = jax.grad(lambda w: jnp.sum(jnp.tanh(X @ w)))(layer.weight)
         np.testing.assert_allclose(summed.weight, expected, rtol=1e-5)

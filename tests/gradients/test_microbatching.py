@@ -44,9 +44,11 @@ def auto(**options):
 def test_fitting_microbatch_size_of_the_whole_batch(monkeypatch, analysed):
     with_memory(monkeypatch, 1024)
     compute = auto()
-    assert_close(compute(PARAMS, BATCH), clipped_grad(loss, 0.5, method="vmap")(PARAMS, BATCH), 0)
+    assert_close(
+        compute(PARAMS, BATCH, None), clipped_grad(loss, 0.5, method="vmap")(PARAMS, BATCH, None), 0
+    )
     assert [size for size, _ in analysed] == [8]
-    compute(PARAMS, BATCH + 1)
+    compute(PARAMS, BATCH + 1, None)
     assert len(analysed) == 1  # shapes are the same
 
 
@@ -54,8 +56,8 @@ def test_fitting_microbatch_size_of_the_whole_batch(monkeypatch, analysed):
 @pytest.mark.parametrize("mib", [0.5, 1.0, 2.0])
 def test_fitting_microbatch_size_is_the_largest(monkeypatch, analysed, mib):
     with_memory(monkeypatch, mib)
-    found = jax.jit(auto())(PARAMS, BATCH)
-    assert_close(found, clipped_grad(loss, 0.5)(PARAMS, BATCH), 1e-5)
+    found = jax.jit(auto())(PARAMS, BATCH, None)
+    assert_close(found, clipped_grad(loss, 0.5)(PARAMS, BATCH, None), 1e-5)
     size, memory = analysed[-1]
     assert memory <= mib * 2**20 / 2
     compute, mask = clipped_grad(loss, 0.5, method="vmap"), jnp.ones(SIZE, bool)
@@ -77,9 +79,9 @@ def test_fitting_microbatch_size_of_traced_closures(monkeypatch, analysed):
     @jax.jit
     def compute(scale, batch):
         scaled = clipped_grad(lambda p, x: loss(p, scale * x), 0.5, microbatch_size="auto")
-        return scaled(PARAMS, batch)[0]
+        return scaled(PARAMS, batch, None)[0]
 
-    assert_close(compute(2.0, BATCH), clipped_grad(loss, 0.5)(PARAMS, 2 * BATCH)[0], 1e-5)
+    assert_close(compute(2.0, BATCH), clipped_grad(loss, 0.5)(PARAMS, 2 * BATCH, None)[0], 1e-5)
     assert analysed
 
 
@@ -126,7 +128,7 @@ def loops_with_convolutions(function, *args):
             for body in inner:
                 yield from find(body)
 
-    return list(find(jax.make_jaxpr(function)(*args).jaxpr))
+    return list(find(jax.make_jaxpr(function)(*args, None).jaxpr))
 
 
 @pytest.mark.slow
@@ -137,8 +139,8 @@ def test_convolutions_unrolled_on_cpu(loss, part_size):
     batch = IMAGES[:30]
     compute = clipped_grad(loss, 0.5, microbatch_size=part_size)
     assert loops_with_convolutions(compute, KERNELS, batch) == []
-    expected = clipped_grad(loss, 0.5, method="vmap")(KERNELS, batch)
-    assert_close(compute(KERNELS, batch), expected, 1e-5)
+    expected = clipped_grad(loss, 0.5, method="vmap")(KERNELS, batch, None)
+    assert_close(compute(KERNELS, batch, None), expected, 1e-5)
 
 
 def test_convolutions_under_remat_microbatch_size():

@@ -38,7 +38,7 @@ def lookup(w, x):
 
 def by_gradient(loss, **options):
     compute = dpjax.clipped_grad(loss, CLIP, **options)
-    return lambda grads: compute(jnp.zeros(DIMENSION), grads)[0]
+    return lambda grads: compute(jnp.zeros(DIMENSION), grads, None)[0]
 
 
 def by_instantiated_gradients(grads):
@@ -182,7 +182,7 @@ def test_rounding_margin_of_max_batch_size():
     """Of parts that are added up, each is clipped for the whole."""
     grads = jnp.full((8, DIMENSION), 3.0)
     compute = dpjax.clipped_grad(linear, CLIP, max_batch_size=1_000_000)
-    total = np.linalg.norm(compute(jnp.zeros(DIMENSION), grads)[0])
+    total = np.linalg.norm(compute(jnp.zeros(DIMENSION), grads, None)[0])
     assert total == pytest.approx(8 / (1 + rounding_margin(1_000_000)), rel=1e-6)
     alone = np.linalg.norm(clip_and_sum(grads, CLIP, np.ones(8, bool))[0])
     assert alone == pytest.approx(8, rel=2 * rounding_margin(8))

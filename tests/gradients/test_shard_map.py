@@ -64,7 +64,7 @@ def test_convolutions():
 
     compute = clipped_grad(loss, 0.5)
     local = jax.shard_map(
-        lambda kernel, x: jax.lax.psum(compute(kernel, x)[0], "data"),
+        lambda kernel, x: jax.lax.psum(compute(kernel, x, None)[0], "data"),
         mesh=mesh(4),
         in_specs=(P(), P("data")),
         out_specs=P(),
@@ -88,7 +88,7 @@ def test_power_gradients_of_replicated_parameters():
 def test_replicated_batches():
     """Then nothing differs between devices, and the output may say so."""
     compute = jax.shard_map(
-        lambda p, x: clipped_grad(loss, 0.5, microbatch_size=3)(p, x)[0],
+        lambda p, x: clipped_grad(loss, 0.5, microbatch_size=3)(p, x, None)[0],
         mesh=mesh(2),
         in_specs=(P(), P()),
         out_specs=P(),
@@ -102,7 +102,7 @@ def test_examples_in_a_closure_refused():
 
     def local(params, x):
         indexed = clipped_grad(lambda params, i: loss(params, x[i]), 0.5)
-        return jax.lax.psum(indexed(params, jnp.arange(2))[0], "data")
+        return jax.lax.psum(indexed(params, jnp.arange(2), None)[0], "data")
 
     compute = jax.shard_map(local, mesh=mesh(4), in_specs=(P(), P("data")), out_specs=P())
     with pytest.raises(

@@ -64,7 +64,7 @@ def by_hand(reduction, clip):
 @pytest.mark.parametrize("method", ["vmap", "bookkeeping"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_unit_loss_clips_the_unit(reduction, method):
-    found = gradient(reduction, method=method)(PARAMS, units())
+    found = gradient(reduction, method=method)(PARAMS, units(), None)
     assert_matches_hand(found, by_hand(reduction, 0.2), rtol=1e-4)
     each_record = by_hand(reduction, 0.2)[0]["w"] * RECORDS  # as if every record were clipped
     assert not np.allclose(found[0]["w"], each_record, rtol=1e-2)
@@ -74,13 +74,13 @@ def test_unit_loss_clips_the_unit(reduction, method):
 @pytest.mark.parametrize("method", ["vmap", "bookkeeping"])
 def test_unit_loss_ignores_padding(padding, method):
     sum_of = gradient(method=method)
-    expected, spoilt = sum_of(PARAMS, units()), sum_of(PARAMS, units(padding))
+    expected, spoilt = sum_of(PARAMS, units(), None), sum_of(PARAMS, units(padding), None)
     # The unit without records has padding alone, whose gradient may not be finite.
     assert_close((spoilt[0], spoilt[1].norms[:-1]), (expected[0], expected[1].norms[:-1]), 0)
 
 
 def test_unit_loss_without_records():
-    _, info = gradient()(PARAMS, units())
+    _, info = gradient()(PARAMS, units(), None)
     assert info.norms[-1] == 0
     assert info.losses[-1] == 0
     assert info.num_nonfinite == 0
@@ -90,7 +90,7 @@ def test_unit_loss_nonfinite_record():
     (x, labels), mask = units().records, np.arange(UNITS) != 1
     x = x.copy()
     x[1, 2] = np.nan
-    summed, info = gradient()(PARAMS, UnitRecords((x, labels), MASK))
+    summed, info = gradient()(PARAMS, UnitRecords((x, labels), MASK), None)
     assert info.num_nonfinite == 1
     assert_close(summed, gradient()(PARAMS, units(), mask)[0], 0)
 
@@ -116,7 +116,7 @@ def test_unit_loss_sensitivity():
 
     def by_unit(reduction):
         compute = clipped_grad(unit_loss(linear_loss, reduction=reduction), 1.0)
-        return lambda records, mask: compute(jnp.zeros(WIDTH), UnitRecords(records, mask))[0]
+        return lambda records, mask: compute(jnp.zeros(WIDTH), UnitRecords(records, mask), None)[0]
 
     def by_record(records, mask):
         compute = clipped_grad(linear_loss, 1.0)
@@ -135,7 +135,7 @@ def test_unit_loss_keys_of_records():
 
     def mean_of_masks(mask):
         sum_of = clipped_grad(unit_loss(loss, reduction="sum"), 100.0)
-        return np.rint(sum_of(jnp.zeros(64), UnitRecords(records, mask), key=KEY)[0])
+        return np.rint(sum_of(jnp.zeros(64), UnitRecords(records, mask), None, key=KEY)[0])
 
     both, one = mean_of_masks(mask), mean_of_masks(mask.at[0, 1].set(False))
     assert set(np.unique(both)) == {0, 1, 2}  # one mask for both would give 0 and 2
@@ -154,13 +154,13 @@ def test_unit_loss_dropout_of_modules():
 
     unit = UnitRecords(jnp.ones((1, 2, 64)), jnp.ones((1, 2), bool))
     sum_of = clipped_grad(unit_loss(loss, reduction="sum"), 1e3)
-    (masks,) = jax.tree.leaves(sum_of(Dropped(), unit, key=KEY)[0])
+    (masks,) = jax.tree.leaves(sum_of(Dropped(), unit, None, key=KEY)[0])
     assert set(np.unique(np.rint(masks))) == {0, 2, 4}
 
 
 def test_unit_loss_refuses():
     with pytest.raises(ValueError, match="example must be a UnitRecords"):
-        clipped_grad(unit_loss(linear_loss), 1.0)(jnp.zeros(2), jnp.ones((3, 2, 2)))
+        clipped_grad(unit_loss(linear_loss), 1.0)(jnp.zeros(2), jnp.ones((3, 2, 2)), None)
     with pytest.raises(ValueError, match="reduction must be"):
         unit_loss(linear_loss, reduction="max")
 
@@ -174,8 +174,8 @@ def flip(key, example):
 def test_augmented_loss_clips_the_mean():
     batch = jax.tree.map(lambda leaf: leaf[:, 0], units().records)
     always = augmented_loss(loss, lambda key, example: example, 4)
-    expected = fast_jit(clipped_grad(loss, 0.2))(PARAMS, batch)
-    assert_close(fast_jit(clipped_grad(always, 0.2))(PARAMS, batch, key=KEY), expected, 1e-6)
+    expected = fast_jit(clipped_grad(loss, 0.2))(PARAMS, batch, None)
+    assert_close(fast_jit(clipped_grad(always, 0.2))(PARAMS, batch, None, key=KEY), expected, 1e-6)
 
     def views(key):  # as `augmented_loss` documents: the first of two keys, for each slot's key
         return jax.random.split(jax.random.split(key)[0], 4)
@@ -187,7 +187,9 @@ def test_augmented_loss_clips_the_mean():
         each = [value_and_grad(PARAMS, flip(key, example)) for key in keys[slot]]
         found.append(jax.tree.map(lambda *leaves: sum(leaves) / 4, *each))
     sum_of = fast_jit(clipped_grad(augmented_loss(loss, flip, 4), 0.2))
-    assert_matches_hand(sum_of(PARAMS, batch, key=KEY), sum_of_clipped(found, 0.2, PARAMS), 1e-4)
+    assert_matches_hand(
+        sum_of(PARAMS, batch, None, key=KEY), sum_of_clipped(found, 0.2, PARAMS), 1e-4
+    )
 
 
 def test_augmented_loss_keys():
@@ -195,7 +197,7 @@ def test_augmented_loss_keys():
         return jnp.sum(params * (view == jax.random.key_data(key)[0]))
 
     views = augmented_loss(loss, lambda key, _: jax.random.key_data(key)[0], 3, loss_takes_key=True)
-    summed, _ = clipped_grad(views, 100.0)(jnp.zeros(1), jnp.zeros((50, 1)), key=KEY)
+    summed, _ = clipped_grad(views, 100.0)(jnp.zeros(1), jnp.zeros((50, 1)), None, key=KEY)
     assert summed.item() == 0  # 150 words equal by chance: probability 4e-8
 
 
@@ -313,7 +315,7 @@ def moves_of_the_sum(group):
         found = group(KEY, left, unit[left], max_records=2)
         compute = clipped_grad(unit_loss(linear_loss), 1.0, max_batch_size=len(SIZES))
         batch = UnitRecords(x[found.records], found.mask)
-        return compute(jnp.zeros(WIDTH), batch)[0]
+        return compute(jnp.zeros(WIDTH), batch, None)[0]
 
     own = users_of(np.arange(5))[1]
     whole = sum_without(())

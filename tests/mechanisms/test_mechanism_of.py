@@ -523,10 +523,10 @@ def test_power_sensitivity_under_sam():
 
     def noiseless_sum(batch):
         """The clipped sum to which a noise in place of the outer optimiser would be added."""
-        sums = lambda params, _: clipped(params, batch)[0]  # noqa: E731
+        sums = lambda params, _: clipped(params, batch, None)[0]  # noqa: E731
         params = jnp.zeros(3)
         updates, _ = optimizer.update(
-            clipped(params, batch)[0], optimizer.init(params), params, grad_fn=sums
+            clipped(params, batch, None)[0], optimizer.init(params), params, grad_fn=sums
         )
         return updates
 

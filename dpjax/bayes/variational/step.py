@@ -364,7 +364,9 @@ class VariationalStep:
         # The sums of the records' gradients, clipped and not.
         no_bound = jax.tree.map(lambda _: _NO_BOUND, l2_clip)
         (clipped, info), (unclipped, _) = (
-            clipped_grad(space.loss, bound, microbatch_size=_REPORT_BATCH)(space.point, examples)
+            clipped_grad(space.loss, bound, microbatch_size=_REPORT_BATCH)(
+                space.point, examples, None
+            )
             for bound in (l2_clip, no_bound)
         )
 
