@@ -113,7 +113,7 @@ def _run_epsilon(arguments: argparse.Namespace) -> None:
 
 
 def _run_noise(arguments: argparse.Namespace) -> None:
-    """Least noise multiplier for an epsilon."""
+    """Noise multiplier for an epsilon."""
     _answer(arguments, _calibrated(arguments), "noise multiplier")
 
 
@@ -272,7 +272,7 @@ def _verdict(claim: float, lower: float | None, upper: float | None, sampler: st
     if claim >= upper:
         return "certified"
     if sampler == "shuffled":
-        return "open: below what holds without amplification by shuffling"
+        return "open: not proven of shuffled batches, nor refuted"
     if lower is not None and claim < lower:
         return "refuted: no accountant that composes the steps certifies it"
     return "open: between the bounds"
@@ -342,7 +342,7 @@ def _steps_per_epoch(sampler: "Sampling") -> float:
 
 
 def _calibrated(arguments: argparse.Namespace) -> "SubsampledGaussian":
-    """The mechanism with the least noise multiplier of four decimals for the target."""
+    """The mechanism of the target, its noise multiplier rounded up to four decimals."""
     from dpjax.accounting import calibrate
 
     least = calibrate(_mechanism(arguments), epsilon=arguments.epsilon, delta=arguments.delta)
@@ -354,6 +354,7 @@ def _calibrated(arguments: argparse.Namespace) -> "SubsampledGaussian":
 def _answer(arguments: argparse.Namespace, mechanism: "SubsampledGaussian", first: str) -> None:
     """Prints a table that begins with the row ``first``, or JSON, and writes the figure."""
     from dpjax.certificates.render import round_down, round_up
+    from dpjax.guarantee import guarantee_caveats
 
     certificate = mechanism.certificate(arguments.delta)
     epochs = mechanism.num_steps / _steps_per_epoch(mechanism.sampling)
@@ -399,6 +400,8 @@ def _answer(arguments: argparse.Namespace, mechanism: "SubsampledGaussian", firs
     }
     for heading, text in {first: rows[first], **rows}.items():
         print(f"{heading:<17}  {text}")
+    for caveat in guarantee_caveats(mechanism.guarantee):
+        print(f"{'caveat':<17}  {caveat}")
     if arguments.delta * arguments.n >= 1:
         print("warning: delta is not below one over the number of records", file=sys.stderr)
 

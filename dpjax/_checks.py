@@ -354,13 +354,17 @@ def _as_float(number: Fraction | float) -> float:
 
 # Entries of a list in an error: a statement of public numbers rather than a column of records.
 _MOST_SHOWN = 16
+_LONGEST = 300
 
 
 def _without_secrets(value: object) -> str:
     """``repr``, but only dtype and shape of an array, which may be a key or a column of records.
 
-    Of a tuple or list this for each entry, or the number of many entries.
+    Of a tuple, list or dict this for each entry, or the number of many entries; of a long text its
+    beginning.
     """
+    if type(value) is dict and len(value) <= _MOST_SHOWN:
+        return "{" + ", ".join(f"{k!r}: {_without_secrets(v)}" for k, v in value.items()) + "}"
     if isinstance(value, tuple | list) and type(value) in (tuple, list):
         if len(value) > _MOST_SHOWN:
             return f"a {type(value).__name__} of {len(value)} entries"
@@ -371,7 +375,8 @@ def _without_secrets(value: object) -> str:
     shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", None)
     if isinstance(shape, tuple) and dtype is not None and (shape or is_key(value)):
         return f"an array of dtype {dtype} and shape {shape}"
-    return repr(value)
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
 def _is_number(value: object) -> TypeGuard[SupportsFloat]:

@@ -160,6 +160,15 @@ def _join(names: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def guarantee_tables(guarantee: Guarantee) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Returns the description and the guarantee, which any delta has, as titled tables."""
+    epsilon = ("epsilon", "depends on delta: certificate(delta)")
+    return [
+        ("Mechanism", list(guarantee.description.items())),
+        ("Guarantee", [*guarantee_rows(guarantee), epsilon]),
+    ]
+
+
 def render_guarantee(
     title: str,
     guarantee: Guarantee,
@@ -177,12 +186,7 @@ def render_guarantee(
       last: tables below.
       notes: sentences below all tables.
     """
-    epsilon = ("epsilon", "certificate(delta) computes it")
-    tables = [
-        *first,
-        HTMLTable("Mechanism", list(guarantee.description.items())),
-        HTMLTable("Guarantee", [*guarantee_rows(guarantee), epsilon]),
-        *last,
-    ]
+    own = (HTMLTable(caption, rows) for caption, rows in guarantee_tables(guarantee))
+    tables = [*first, *own, *last]
     notes = [*notes, *guarantee_caveats(guarantee)]
     return render_html(title, tables, notes_heading="Caveats", notes=notes)

@@ -265,17 +265,28 @@ def of_mean(bounds: Bounds, num_examples: int, *, norm: Norm, adjacency: Adjacen
     return replace(total, value=total.value / num_examples)
 
 
-def of_count(*, norm: Norm, adjacency: Adjacency) -> Sensitivity:
-    """Returns the sensitivity of the number of records with some property: one.
+def of_count(num_counts: int | None = None, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:
+    """Returns the sensitivity of the number of records with some property, or with each of several.
+
+    One record may have all of the properties or none: see `of_histogram` where it has exactly one.
 
     Args:
+      num_counts: of several counts ``(num_counts,)``; without it the statistic is one number.
       norm: ``"l1"``, ``"l2"`` or ``"linf"``.
       adjacency: the neighbouring relation.
 
     >>> of_count(norm="l1", adjacency="replace_one").value
     1.0
+    >>> of_count(4, norm="l2", adjacency="replace_one").value
+    2.0
     """
-    return Sensitivity(1.0, norm, adjacency, monotone=True)
+    if num_counts is None:
+        return Sensitivity(1.0, norm, adjacency, monotone=True)
+    check_count("num_counts", num_counts)
+    length = _length(np.ones(num_counts), norm)
+    # A replacement may raise one count and lower another.
+    monotone = adjacency != "replace_one" or num_counts == 1
+    return Sensitivity(length, norm, adjacency, monotone, (num_counts,))
 
 
 def of_histogram(num_bins: int, *, norm: Norm, adjacency: Adjacency) -> Sensitivity:

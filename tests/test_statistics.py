@@ -222,12 +222,13 @@ def test_groups_with_little_noise_are_those_of_pandas(adjacency, people):
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("cities", [[], ["a"], ["c", None], [np.nan]])
-def test_groups_of_no_or_one_record_have_the_interval_of_the_bounds(adjacency, cities):
+def test_groups_of_no_or_one_record_mostly_have_the_interval_of_the_bounds(adjacency, cities):
+    """Where the noise says more than a few records it may be narrower: in 4 to 6 of 100 groups."""
     made = plan([grouped("mean")], adjacency=adjacency)
     table = {"age": np.full(len(cities), 70.0), "city": np.array(cities, object)}
-    for seed in range(5):
-        found = made.release(jax.random.key(seed), table)["mean of age by city"]
-        assert [(each.low, each.high) for each in found] == [BOUNDS, BOUNDS]
+    released = (made.release(jax.random.key(seed), table) for seed in range(30))
+    found = [each for one in released for each in one["mean of age by city"]]
+    assert np.mean([(each.low, each.high) == BOUNDS for each in found]) >= 0.9
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
@@ -523,6 +524,34 @@ def test_query_refuses(case):
     call, name = REFUSED[case]
     with pytest.raises((TypeError, ValueError), match=name):
         call()
+
+
+@pytest.mark.parametrize(
+    ("values", "asked", "allowed"),
+    [
+        (np.array([True, False]), "yes", False),
+        (np.array([1, 2]), "1", False),
+        (np.array(["a", "b"]), 1, False),
+        (np.array([True, False]), True, True),
+        (np.array([1.5, 2.0]), 3, True),
+        (np.array(["a", 1], object), "yes", True),  # of any kind
+    ],
+)
+def test_values_of_another_kind_than_the_column_are_refused(values, asked, allowed):
+    """By the column's dtype alone: no record has such a value, and the answer would be zero."""
+    table = {"age": np.zeros(2), "group": values}
+    by = {"by": "group", "categories": [asked, values[1]]}
+    for query in (
+        statistics.count("group", equal_to=asked),
+        statistics.histogram("group", categories=[asked, values[1]]),
+        statistics.mean("age", bounds=BOUNDS, **by),
+        statistics.quantile("age", 0.5, bounds=BOUNDS, **by),
+    ):
+        if allowed and asked != values[1]:
+            plan([query]).release(jax.random.key(0), table)
+        elif not allowed:
+            with pytest.raises(ValueError, match=r"must be of the kind of column 'group'"):
+                plan([query]).release(jax.random.key(0), table)
 
 
 def quantile_by_city(probability=0.9, num_candidates=10_001):

@@ -8,7 +8,8 @@ multiplier of 20, sampling rate 1e-3 and 1,000 steps (delta 1e-5). An interval t
 fails too: epsilon / 3,000 is 13 % too much for a noise multiplier of 4 and a million steps. So the
 grid begins at a quarter of that deviation and is refined by four until that no longer changes the
 answer. The error is of second order, so a change of 1 % leaves less than 0.1 %, except at the
-largest loss of a bounded one, which lies on the grid if it is the first.
+largest loss of a bounded one, which lies on the grid if it is the first. Where all releases are
+Gaussian, of all records, the loss of their composition is normal, and no grid is needed.
 
 ``PLDAccountant`` of dp-accounting (0.6.0) counts a repeated randomized response once, takes no
 Laplace noise under replace-one and no sample of fixed size, and hides the number of compositions
@@ -25,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from dp_accounting import DpEvent
+from dp_accounting import DpEvent, GaussianDpEvent
 from dp_accounting.rdp import rdp_privacy_accountant
 
 from dpjax._checks import as_float64, check, check_choice, check_delta
@@ -49,6 +50,7 @@ from dpjax.accounting.loss_distribution import (
     GridLosses,
     compose_grids,
 )
+from dpjax.accounting.tradeoff.families import gaussian_log_delta
 from dpjax.adjacency import Adjacency
 
 METHODS = ("pld", "rdp", "moments", "gdp_clt")
@@ -63,6 +65,8 @@ _MOST_CELLS = 2**16
 _LEAST_CHANGE, _LEAST_CHANGE_OF_DELTA = 0.01, 0.001
 # The relative rounding error of a profile summed from a long list of masses.
 _SUMMATION = 2.0**-40
+# The closed form of Gaussian releases is exact to a relative 2^-50 / mu of delta at a small mu.
+_LEAST_MU, _CLOSED_FORM = 2.0**-16, 2.0**-32
 # No finer grid changes these.
 _ENDS = (0.0, math.inf)
 
@@ -275,7 +279,8 @@ def certified_epsilon(atoms: AtomicEvents, delta: float) -> tuple[str, float]:
 def pld_epsilon(atoms: AtomicEvents, delta: float) -> float:
     """Returns an upper bound on epsilon at ``delta``, by composing privacy loss distributions.
 
-    It is at most 1 % above the truth, mostly 0.1 %, unless ``delta`` is near the rounding error,
+    For Gaussian releases on all records it is the truth to ten digits, in closed form. Else it is
+    at most 1 % above the truth, mostly 0.1 %, unless ``delta`` is near the rounding error,
     epsilon beyond some hundreds or so near zero that its error matters less than a thousandth of
     ``delta``, or a sampling rate so small that the grid it asks for is too long.
 
@@ -284,8 +289,10 @@ def pld_epsilon(atoms: AtomicEvents, delta: float) -> float:
     10,000 steps. Measured, it is below 1e-16 of delta for each composition; ``delta`` is lowered by
     nine times that.
     """
-    atoms = coarsen_noise_schedule(atoms, "upper")
     check_supported(atoms)
+    if (mu := _gaussian_mu(atoms)) is not None:
+        return float(gdp.epsilon(mu, delta * (1 - _CLOSED_FORM)))
+    atoms = coarsen_noise_schedule(atoms, "upper")
 
     # What rounding may add to delta, and the finest grid of each loss that fits in memory.
     safe_delta = delta - TRANSFORM_ROUNDING * sum(count for _, count in atoms)
@@ -316,18 +323,28 @@ def pld_epsilon(atoms: AtomicEvents, delta: float) -> float:
 
 def pld_profile(atoms: AtomicEvents, epsilons: Array, direction: Direction | None) -> Array:
     """Returns upper bounds on delta at ``epsilons``, by composing privacy loss distributions."""
-    atoms = coarsen_noise_schedule(atoms, "upper")
     check_supported(atoms)
+    least = -np.expm1(np.minimum(epsilons, 0.0))  # what holds of any two distributions
+    if (mu := _gaussian_mu(atoms)) is not None:
+        return np.clip(np.exp(gaussian_log_delta(mu, epsilons)) * (1 + _CLOSED_FORM), least, 1.0)
+    atoms = coarsen_noise_schedule(atoms, "upper")
 
     # Every different event takes transforms of its own.
     share = _PROFILE_INTERVAL * min(max(len(atoms), 1) ** 0.5, _COARSER)
     wanted = max(share * loss_deviation(atoms), _finest_interval(atoms))
     deltas = _compose_losses(atoms, wanted).delta(epsilons, direction)
 
-    # Rounded up, and at least what holds of any two distributions.
+    # Rounded up.
     margin = TRANSFORM_ROUNDING * sum(count for _, count in atoms)
-    least = -np.expm1(np.minimum(epsilons, 0.0))
     return np.clip(deltas * (1 + _SUMMATION) + margin, least, 1.0)
+
+
+def _gaussian_mu(atoms: AtomicEvents) -> float | None:
+    """Returns the mu of releases that are all Gaussian, of all records, else ``None``."""
+    if not atoms or not all(isinstance(atom.event, GaussianDpEvent) for atom, _ in atoms):
+        return None
+    mu = gdp.compute_mu(atoms)
+    return mu if mu > _LEAST_MU else None
 
 
 def check_supported(atoms: AtomicEvents) -> None:

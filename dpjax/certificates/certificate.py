@@ -191,8 +191,10 @@ class Certificate(Report):
         large_delta = (_DELTA_CAVEAT.format(self.delta, size, size),) if is_large else ()
         # A certificate that states how settings were chosen needs no caveat on tuning.
         tuning = (TUNING_CAVEAT,) if self.guarantee.tuning is None else ()
+        clips = any(heading.endswith("clipping") for heading in self.guarantee.description)
+        norms = (NORMS_CAVEAT,) if clips else ()
         of_mechanism = guarantee_caveats(self.guarantee)
-        return (noise, *tuning, NORMS_CAVEAT, *large_delta, *of_mechanism)
+        return (noise, *tuning, *norms, *large_delta, *of_mechanism)
 
     def paragraph(self) -> str:
         # What is published.
@@ -201,7 +203,8 @@ class Certificate(Report):
         described = "; ".join(
             f"{heading}: {text}" for heading, text in guarantee.description.items()
         )
-        published = f"{count:,} noisy value{'' if count == 1 else 's'} ({described})"
+        releases = "one noisy release" if count == 1 else f"{count:,} noisy releases"
+        published = f"the results of {releases} ({described})"
 
         # The guarantee, its lower bound and who may know the number of records.
         other = (

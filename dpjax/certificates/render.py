@@ -3,7 +3,7 @@
 import abc
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -100,18 +100,10 @@ class Report(abc.ABC):
         return as_json(self._values())
 
     def __str__(self) -> str:
-        # All tables in one width; long texts are folded below themselves.
-        width = max(len(heading) for _, rows in self.tables for heading, _ in rows)
-        indent = " " * (width + 4)
-        blocks = [[self.title]]
-        for caption, rows in self.tables:
-            lines = [f"{heading:<{width}}  {text}" for heading, text in rows]
-            blocks.append([caption, *(_fold(line, "  ", indent) for line in lines)])
-
-        blocks.append([self.caveats_heading, *(_fold(c, "  - ", "    ") for c in self.caveats)])
+        text = render_text(self.title, self.tables, self.caveats_heading, self.caveats)
         if self.enclosed:
-            blocks += [[self.enclosed_heading], [str(self.enclosed)]]
-        return "\n\n".join("\n".join(block) for block in blocks)
+            return "\n\n".join([text, self.enclosed_heading, str(self.enclosed)])
+        return text
 
     def _repr_html_(self) -> str:
         # The first table is the guarantee; the others open by a click.
@@ -127,6 +119,23 @@ class Report(abc.ABC):
             enclosed_heading=self.enclosed_heading,
             enclosed_html=self.enclosed._repr_html_() if self.enclosed else "",
         )
+
+
+def render_text(
+    title: str, tables: Sequence[Table], notes_heading: str, notes: Sequence[str]
+) -> str:
+    """Returns a title, tables and a list of notes, if there are any, in lines of 100 characters."""
+    # All tables in one width; long texts are folded below themselves.
+    width = max(len(heading) for _, rows in tables for heading, _ in rows)
+    indent = " " * (width + 4)
+    blocks = [[title]]
+    for caption, rows in tables:
+        lines = [f"{heading:<{width}}  {text}" for heading, text in rows]
+        blocks.append([caption, *(_fold(line, "  ", indent) for line in lines)])
+
+    if notes:
+        blocks.append([notes_heading, *(_fold(note, "  - ", "    ") for note in notes)])
+    return "\n\n".join("\n".join(block) for block in blocks)
 
 
 def as_json(value: Any) -> Any:

@@ -68,7 +68,7 @@ def unit_loss(loss_fn: LossFn, *, reduction: Literal["mean", "sum"] = "mean") ->
     ...     jnp.array([[[4.0], [2.0]], [[1.0], [jnp.nan]]]),
     ...     jnp.array([[True, True], [True, False]]),
     ... )
-    >>> clipped_sum, info = clipped_grad(loss, l2_clip=10.0)(jnp.zeros(1), users)
+    >>> clipped_sum, info = clipped_grad(loss, l2_clip=10.0)(jnp.zeros(1), users, None)
     >>> info.norms.tolist()
     [3.0, 1.0]
     """
@@ -128,7 +128,7 @@ def augmented_loss(
     ...     num_views=16,
     ... )
     >>> gradient = clipped_grad(loss, l2_clip=10.0)
-    >>> _, info = gradient(jnp.zeros(2), jnp.ones((1, 2)), key=jax.random.key(0))
+    >>> _, info = gradient(jnp.zeros(2), jnp.ones((1, 2)), None, key=jax.random.key(0))
     >>> bool(info.norms[0] < 1)
     True
     """

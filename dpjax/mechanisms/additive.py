@@ -326,9 +326,6 @@ class Gaussian(AdditiveNoise):
     ) -> Self:
         """Returns the mechanism with the least noise that is (epsilon, delta)-private.
 
-        The certificate's upper bound is computed numerically, and up to 4e-5 of epsilon larger;
-        `dpjax.calibrate` gives a mechanism whose certificate has at most a stated epsilon.
-
         Source: Balle and Wang 2018, Algorithm 1.
 
         Args:
@@ -343,7 +340,9 @@ class Gaussian(AdditiveNoise):
         check_positive("epsilon", epsilon)
         check_delta(delta)
         check_sensitivity(sensitivity, cls.norm)
-        return cls(sensitivity, sensitivity.value / _largest_mu(epsilon, delta), unit)
+        # The certificate rounds delta by half as much.
+        mu = _largest_mu(epsilon, delta * (1 - 2.0**-31))
+        return cls(sensitivity, sensitivity.value / mu, unit)
 
     @property
     def mu(self) -> float:

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import functools
+import itertools
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from dpjax._checks import check, check_positive, check_type
 from dpjax._html_tables import field_table
 from dpjax._typing import PyTree
-from dpjax.guarantee import Guarantee, render_guarantee
+from dpjax.guarantee import Guarantee, guarantee_caveats, guarantee_tables, render_guarantee
 from dpjax.sampling.base import compose
 from dpjax.sensitivity import Sensitivity
 
@@ -71,6 +72,14 @@ class Mechanism(abc.ABC):
 
         return certify(self.guarantee, delta)
 
+    def __str__(self) -> str:
+        from dpjax.certificates.render import render_text
+
+        tables = guarantee_tables(self.guarantee)
+        return render_text(
+            type(self).__name__, tables, "Caveats", guarantee_caveats(self.guarantee)
+        )
+
     def _repr_html_(self) -> str:
         last = [field_table(self)] if dataclasses.is_dataclass(self) else ()
         return render_guarantee(type(self).__name__, self.guarantee, last=last)
@@ -97,7 +106,8 @@ class Composition(Mechanism):
     mechanisms: tuple[Mechanism, ...]
 
     def __post_init__(self) -> None:
-        check_type("mechanisms", self.mechanisms, tuple, "a tuple of mechanisms")
+        check_type("mechanisms", self.mechanisms, tuple | list, "a tuple of mechanisms")
+        object.__setattr__(self, "mechanisms", tuple(self.mechanisms))
         for mechanism in self.mechanisms:
             check_type("mechanisms", mechanism, Mechanism, "a tuple of mechanisms")
         check(len(self.mechanisms) > 0, "mechanisms", self.mechanisms, "at least one mechanism")
@@ -115,15 +125,24 @@ class Composition(Mechanism):
             adjacency=guarantees[0].adjacency,
             unit=guarantees[0].unit,
             num_releases=sum(each.num_releases for each in guarantees),
-            description={
-                f"part {number}, {heading}": text
-                for number, each in enumerate(guarantees, start=1)
-                for heading, text in each.description.items()
-            },
+            description=self._description(),
             exact_noise=all(each.exact_noise for each in guarantees),
             size_constants=tuple(dict.fromkeys(constants)),
             num_examples=sizes.pop() if len(sizes) == 1 else None,
         )
+
+    def _description(self) -> dict[str, str]:
+        """Returns the descriptions of all parts, those of a run of equal ones once."""
+        description: dict[str, str] = {}
+        number = 1
+        described = (dict(each.guarantee.description) for each in self.mechanisms)
+        for equal, parts in itertools.groupby(described):
+            last = number + len(list(parts)) - 1
+            word = "and" if last == number + 1 else "to"
+            name = f"part {number}" if number == last else f"parts {number} {word} {last}, each"
+            description |= {f"{name}, {heading}": text for heading, text in equal.items()}
+            number = last + 1
+        return description
 
     def with_privacy_factor(self, factor: float) -> Self:
         """Returns the composition of the mechanisms with their noise multiplied by ``factor``."""

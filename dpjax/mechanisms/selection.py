@@ -116,8 +116,8 @@ class Selection(Mechanism):
             pure_dp_event(self.pure_epsilon, self.adjacency),
             self.sensitivity,
             self.unit,
-            statistic=f"the best candidate; utilities of {moves}",
-            noise=f"{self.noise_name} of scale {self.scale:.4g} on every utility; none is released",
+            statistic=f"the index of the best candidate; utilities of {moves}",
+            noise=f"{self.noise_name} of scale {self.scale:.4g} on every utility",
             guarantee=format_pure_dp(self.pure_epsilon),
         )
 

@@ -146,7 +146,7 @@ class SubsampledGaussian(Mechanism):
         most = self.sampling.num_static_batches * self.sampling.physical_batch_size
         for sigma, _ in self._noise_by_runs():
             check_noise_scale(sigma, total_l2_clip(self.l2_clip), most)
-        schedule = _NoiseSchedule(self.noise_multiplier, self.num_steps)
+        schedule = _NoiseSchedule(self.noise_multiplier, self.num_steps, self.sampling)
         return add_gaussian_noise(noise_multiplier=schedule, l2_clip=self.l2_clip, key=key)
 
     def private_optimizer(
@@ -208,10 +208,11 @@ class SubsampledGaussian(Mechanism):
 
 @dataclass(frozen=True)
 class _NoiseSchedule:
-    """A schedule of noise multipliers, NaN past the last; comparable, unlike a closure."""
+    """A mechanism's noise multipliers by step, NaN past the last; comparable, unlike a closure."""
 
     noise_multiplier: float | tuple[float, ...]
     num_steps: int
+    sampling: Sampling
 
     def __call__(self, num_releases: Numeric) -> jax.Array:
         multipliers = jnp.asarray(self.noise_multiplier, jnp.float32)
@@ -239,7 +240,8 @@ def mechanism_of(
         `add_gaussian_noise`, `noisy_sgd`, `noisy_adam` or `differentially_private_aggregate`
         returned.
       sampling: how the batch of one release is drawn; under ``optax.MultiSteps`` all micro-batches
-        of an accumulated step together, with each record in at most one of them.
+        of an accumulated step together, with each record in at most one of them. Where the noise is
+        ``SubsampledGaussian.noise``, that of the mechanism.
       num_steps: how many noisy sums are released, under ``optax.MultiSteps`` the accumulated steps.
         Left out, those that the state has counted so far.
       adjacency: the neighbouring relation; there is no default.
@@ -257,7 +259,8 @@ def mechanism_of(
       Where ``MultiSteps`` averages k clipped sums, the sensitivity is a k-th of the bound and the
       mechanism an upper bound of what is spent.
 
-      Not in a state, and so left to the caller: where the chain does not clip, that its input is a
+      Not in a state, and so left to the caller: that batches are drawn by ``sampling``; where the
+      chain does not clip, that its input is a
       sum of examples clipped to ``l2_clip``; that the updates are this optimiser's output and
       nothing else; that no private value (a loss) is passed as an extra argument of ``update``; and
       that a custom transformation does not change the input of a wrapped noise.
@@ -286,15 +289,28 @@ def mechanism_of(
         description, done = optimizer.description, None
     elif isinstance(optimizer, optax.GradientTransformation | optax.MultiSteps):
         raise ValueError(
-            "optimizer must be a state where dpjax's transformations are wrapped: pass what"
-            f" optimizer.init(params) returns, got {type(optimizer).__name__}"
+            "optimizer must be a state where dpjax's transformations are wrapped: pass the state"
+            f" as optimizer.update returned it last, got {type(optimizer).__name__}"
         )
     else:
         noise = find_noise(optimizer_state(optimizer))
         description, done = noise.description, noise.num_releases
-    num_steps = _num_releases(num_steps, done)
     _check_readable(description, sampling)
     assert description.l2_clip is not None
+
+    # What is known of a mechanism's noise.
+    schedule = description.noise_multiplier
+    if isinstance(schedule, _NoiseSchedule):
+        allowed = f"that of the mechanism whose noise it is, {schedule.sampling}"
+        check(sampling == schedule.sampling, "sampling", sampling, allowed)
+        if done is not None and done > schedule.num_steps:
+            raise ValueError(
+                f"optimizer has made {done} releases, but its noise was planned for"
+                f" {schedule.num_steps}: in the others it is NaN, and so are the parameters. The"
+                " certificate of the planned ones is the mechanism's own"
+            )
+
+    num_steps = _num_releases(num_steps, done)
     noise_multiplier = _evaluate(description.noise_multiplier, num_steps)
     return SubsampledGaussian(
         sampling,

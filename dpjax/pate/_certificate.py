@@ -71,7 +71,7 @@ class PATECertificate(Report):
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        return NOT_PUBLISHABLE if self.data_dependent else NOT_PUBLISHABLE[:1]
+        return NOT_PUBLISHABLE if self.data_dependent else ()
 
     @property
     def enclosed(self) -> Certificate:
@@ -80,9 +80,12 @@ class PATECertificate(Report):
     def paragraph(self) -> str:
         """Returns the certificate as one paragraph for a paper, without data-dependent epsilons."""
         guarantee = next(one for one in self.data_independent if one.kind == "guarantee")
+        delta = self.dp_certificate.delta
         return (
-            f"{self.dp_certificate.paragraph()} For the released labels epsilon is at most"
-            f" {round_up(self.epsilon)} at the same delta, whatever the votes ({guarantee.method})."
+            f"The released labels are ({round_up(self.epsilon)}, {delta:g})-differentially private,"
+            f" whatever the votes (method {guarantee.method!r}). They are post-processing of noisy"
+            " histograms of the votes, whose own guarantee follows."
+            f" {self.dp_certificate.paragraph()}"
         )
 
     def _values(self) -> dict[str, Any]:

@@ -60,23 +60,26 @@ class Calibration:
     Attributes:
       ranks: by latent variable, ``(worlds, ...)``, each from 0 to ``num_draws``.
       num_draws: among which the truth is ranked.
+      warned: the first warning of each world whose posterior came with one.
     """
 
     ranks: Mapping[str, Array]
     num_draws: int
+    warned: tuple[str, ...] = ()
 
     @staticmethod
-    def of(ranks: Sequence[Mapping[str, Array]], num_draws: int) -> "Calibration":
+    def of(
+        ranks: Sequence[Mapping[str, Array]], num_draws: int, warned: Sequence[str] = ()
+    ) -> "Calibration":
         """Returns the calibration from the ranks of each world.
 
         Args:
           ranks: of each world by latent variable.
           num_draws: among which the truth is ranked.
+          warned: the first warning of each world whose posterior came with one.
         """
-        names = ranks[0]
-        return Calibration(
-            {name: np.stack([each[name] for each in ranks]) for name in names}, num_draws
-        )
+        by_name = {name: np.stack([each[name] for each in ranks]) for name in ranks[0]}
+        return Calibration(by_name, num_draws, tuple(warned))
 
     @property
     def num_worlds(self) -> int:

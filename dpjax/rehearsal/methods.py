@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import jax
 import optax
@@ -10,6 +10,7 @@ from numpyro.infer.autoguide import AutoNormal
 
 from dpjax._checks import check_choice, check_function, check_type
 from dpjax._typing import LossFn, Numeric, Params, PyTree
+from dpjax.bayes.variational.step import Gradient
 from dpjax.gradients.loss_checks import check_params, split_params
 
 # A learning rate -> an optax optimiser.
@@ -68,17 +69,20 @@ class Inference:
       optimizer: from a learning rate, such as ``optax.adam``.
       posterior: whose intervals are checked: those of the ``"guide"``, or of the ``"noise-aware"``
         posterior.
+      gradient, release_clipped_share: as of `DPSVI`.
       model_kwargs: public arguments of the model that are no covariates.
 
     Raises:
-      TypeError: what must be a function is none.
-      ValueError: a ``posterior`` of another name.
+      TypeError: what must be a function is none, ``release_clipped_share`` no bool.
+      ValueError: a ``posterior`` or ``gradient`` of another name.
     """
 
     model: Callable[..., object]
     guide: Callable[[Callable[..., object]], Callable[..., object]] = AutoNormal
     optimizer: OptimizerFn = optax.adam
     posterior: Literal["guide", "noise-aware"] = "guide"
+    gradient: Gradient = "plain"
+    release_clipped_share: bool = False
     model_kwargs: Mapping[str, object] = field(default_factory=dict)
     default_plans: ClassVar[Plans] = ((8, 20.0), (8, 80.0))
 
@@ -88,3 +92,5 @@ class Inference:
         check_function("optimizer", self.optimizer, "learning_rate")
         check_type("model_kwargs", self.model_kwargs, Mapping, "a mapping from arguments")
         check_choice("posterior", self.posterior, ("guide", "noise-aware"))
+        check_choice("gradient", self.gradient, get_args(Gradient))
+        check_type("release_clipped_share", self.release_clipped_share, bool, "True or False")

@@ -30,6 +30,8 @@ _MOST_REGRET, _LEAST_GAIN = 2.0, 0.1
 _LARGEST_RATIO = 10.0
 # Worlds disagree where the regret of the chosen setting is above this in one of them.
 _LARGE_REGRET = 0.5
+# Share of clipped records, at which noise-aware posteriors begin to miss.
+_LARGEST_CLIPPED = 0.01
 _PRIVATE, _CONSTANT, _NOT_PRIVATE = "#0072b2", "#6b6f76", "#009e73"
 
 
@@ -337,8 +339,20 @@ class Rehearsal(Report):
             )
         if self.calibration is not None and self.calibration.problems:
             names = ", ".join(self.calibration.problems)
+            cure = ""
+            if self.trace is not None:
+                quarter = max(1, len(self.trace.clipped_share) // 4)
+                share = float(np.mean(self.trace.clipped_share[-quarter:]))
+                if share > _LARGEST_CLIPPED:
+                    cure = f" In the last steps {share:.0%} of the records are clipped, which moves"
+                    cure += " a posterior: try larger values of l2_clip."
             found.append(
-                f"The intervals of {names} do not have their stated coverage: see the table."
+                f"The intervals of {names} do not have their stated coverage: see the table.{cure}"
+            )
+        if self.calibration is not None and self.calibration.warned:
+            found.append(
+                f"{len(self.calibration.warned)} of the {self.calibration.num_worlds} simulated"
+                f" posteriors came with warnings, the last: {self.calibration.warned[-1]}"
             )
         if not self.is_complete:
             runs = 0 if self.calibration is None else self.calibration.num_worlds

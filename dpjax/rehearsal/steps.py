@@ -190,7 +190,14 @@ class InferenceSteps(Steps):
 
     def _svi(self, mechanism: SubsampledGaussian, rate: Numeric) -> DPSVI:
         model, optimizer = self.method.model, record_norm(self.method.optimizer(rate))
-        return DPSVI(model, self.method.guide(model), optimizer, mechanism=mechanism)
+        return DPSVI(
+            model,
+            self.method.guide(model),
+            optimizer,
+            mechanism=mechanism,
+            gradient=self.method.gradient,
+            release_clipped_share=self.method.release_clipped_share,
+        )
 
     def model_args(self, records: PyTree) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the model's arguments with these records.
@@ -218,7 +225,9 @@ class InferenceSteps(Steps):
         return state.optim_state[1][1][0].norm
 
     def noise_norm(self, mechanism: SubsampledGaussian, state: DPSVIState) -> jax.Array:
-        sampling, size = mechanism.sampling, optax.tree.size(state.optim_state[1][0])
+        # Of aligned gradients the noise is in the means, and a small part of it in the deviations.
+        halves = 2 if self.method.gradient == "aligned" else 1
+        sampling, size = mechanism.sampling, optax.tree.size(state.optim_state[1][0]) / halves
         scale = sampling.num_examples / sampling.expected_batch_size
         return _noise_std(mechanism) * size**0.5 * scale
 

@@ -1,6 +1,5 @@
 """Counts and histograms, with intervals of a binomial count with noise."""
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from dpjax.statistics.query import (
     check_column,
     checked_categories,
     read_column,
+    read_groups,
 )
 
 # Standard deviations that are added to a private number of records, as a bound on it.
@@ -58,7 +58,7 @@ class Counts(Query):
     ) -> tuple[Mechanism, ...]:
         bins = len(self.entries)
         moves = (
-            dataclasses.replace(of_count(norm="l2", adjacency=adjacency), shape=(1,))
+            of_count(1, norm="l2", adjacency=adjacency)
             if bins == 1
             else of_histogram(bins, norm="l2", adjacency=adjacency)
         )
@@ -67,17 +67,19 @@ class Counts(Query):
 
     @property
     def released(self) -> str:
-        return "number of records" if self.column is None else f"{len(self.entries)} bins"
+        if self.column is None:
+            return "number of records"
+        return "one count" if len(self.entries) == 1 else f"{len(self.entries)} bins"
 
     def _read(self, table: Table) -> npt.NDArray[np.int64]:
         if self.column is None:
             return np.array([len(next(iter(table.values())))])
-        values = read_column(table, self.column)
         if self.categories is not None:
-            return np.array([np.count_nonzero(values == each) for each in self.categories])
+            groups = read_groups(table, self.column, self.categories)
+            return np.array([np.count_nonzero(group) for group in groups])
 
         # A record on an inner edge is in the bin above it, one on the last edge in the last bin.
-        numbers = as_float64(values, f"column {self.column!r}")
+        numbers = as_float64(read_column(table, self.column), f"column {self.column!r}")
         edges = np.asarray(self.edges)
         with np.errstate(invalid="ignore"):
             inside = (numbers >= edges[0]) & (numbers <= edges[-1])
@@ -183,7 +185,7 @@ def count(column: Column | None = None, *, equal_to: Any = None, weight: float =
     'count of smoker = True'
     """
     check_positive("weight", weight)
-    allowed = "given with a column, and with it only"
+    allowed = "the value whose records are counted, of the column that is given with it"
     check((column is None) == (equal_to is None), "equal_to", equal_to, allowed)
     if column is None:
         return Counts("count", weight, None, None, None, ("",))

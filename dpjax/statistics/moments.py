@@ -30,7 +30,7 @@ from dpjax.statistics.query import (
     checked_categories,
     checked_limits,
     read_clipped,
-    read_column,
+    read_groups,
 )
 
 # A product of columns by their indices, increasing and repeated; the empty one is constant.
@@ -439,8 +439,8 @@ class GroupedMoments(Query):
 
     def _read(self, table: Table) -> Array:
         """Returns each group's count and sums of monomials, without weights."""
-        values, columns = read_column(table, self.by), self.moments._read(table)
-        groups = [columns[values == each] for each in self.categories]
+        columns = self.moments._read(table)
+        groups = [columns[group] for group in read_groups(table, self.by, self.categories)]
         return np.array([[len(group), *self.moments.sum(group)] for group in groups])
 
     def _release(

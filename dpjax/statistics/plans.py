@@ -194,7 +194,7 @@ def plan(
     adjacency: Adjacency,
     unit: str = "one record",
 ) -> StatisticsPlan:
-    """Returns queries with the least noise whose joint release is (epsilon, delta)-private.
+    """Returns queries with noise for their joint release to be (epsilon, delta)-private.
 
     Each query gets the share of epsilon and delta that its weight has of all weights, and the noise
     of all is then lowered by one factor, to where the certificate of the composition reaches

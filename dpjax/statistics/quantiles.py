@@ -30,7 +30,7 @@ from dpjax.statistics.query import (
     checked_categories,
     checked_limits,
     read_clipped,
-    read_column,
+    read_groups,
 )
 
 # Of a quantile's budget, what its three selections get: estimate, lower end, upper end.
@@ -207,11 +207,11 @@ class GroupedQuantile(Query):
         """Returns the sorted values of each group, an array of arrays."""
         assert self.counts.column is not None
         assert self.counts.categories is not None
-        groups = read_column(table, self.counts.column)
+        groups = read_groups(table, self.counts.column, self.counts.categories)
         values = read_clipped(table, self.quantile.column, self.quantile.bounds)
-        columns = np.empty(len(self.counts.categories), object)
-        for index, category in enumerate(self.counts.categories):
-            columns[index] = np.sort(values[groups == category])
+        columns = np.empty(len(groups), object)
+        for index, group in enumerate(groups):
+            columns[index] = np.sort(values[group])
         return columns
 
     def _release(

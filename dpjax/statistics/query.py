@@ -137,6 +137,25 @@ def read_column(table: Table, column: Column) -> npt.NDArray[Any]:
     return table[column]
 
 
+def read_groups(
+    table: Table, column: Column, categories: Sequence[Any]
+) -> list[npt.NDArray[np.bool_]]:
+    """Returns which records ``(n,)`` have each of the categories in a column.
+
+    Raises:
+      ValueError: a text in a column of numbers or a number in one of texts, which no record has.
+    """
+    values = read_column(table, column)
+    for each in categories:
+        is_text = isinstance(each, str)
+        is_other = (values.dtype.kind in "biuf" and is_text) or (
+            values.dtype.kind in "SU" and not is_text
+        )
+        allowed = f"of the kind of column {column!r}, which has dtype {values.dtype}"
+        check(not is_other, "equal_to and categories", each, allowed)
+    return [np.asarray(values == each) for each in categories]
+
+
 def read_clipped(table: Table, column: Column, bounds: Limits) -> Array:
     """Returns a column of numbers, clipped; NaN becomes the lower bound."""
     values = as_float64(read_column(table, column), f"column {column!r}")

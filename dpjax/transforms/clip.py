@@ -100,5 +100,7 @@ def check_per_example(updates: optax.Updates, params: optax.Params | None) -> No
     if [shape[1:] for shape in shapes] != expected:
         raise ValueError(
             "updates must be per-example gradients, every leaf with a leading example axis before"
-            f" the parameters' own shapes {expected}, got {shapes}"
+            f" the parameters' own shapes {expected}, got {shapes}. Inside optax.MultiSteps they"
+            " have been added up: clip first, optax.chain(clip_per_example(...),"
+            " optax.MultiSteps(...))"
         )

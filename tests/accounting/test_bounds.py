@@ -3,6 +3,7 @@
 import functools
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting import dp_event
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from dpjax.accounting import (
     UnsupportedEventError,
+    accountants,
     epsilon,
     epsilon_bounds,
     gdp,
@@ -87,14 +89,38 @@ def test_epsilon_bounds_are_narrow(name):
     assert upper == epsilon(event, DELTA, adjacency=adjacency)
 
 
+@pytest.fixture(params=["in closed form", "on a grid"])
+def route(request, monkeypatch):
+    """How the upper bound of Gaussian releases is computed."""
+    if request.param == "on a grid":
+        monkeypatch.setattr(accountants, "_gaussian_mu", lambda atoms: None)
+    return request.param
+
+
 @pytest.mark.parametrize(("noise", "count"), [(0.1, 1), (2.0, 1), (30.0, 1_000), (200.0, 3)])
 @pytest.mark.parametrize("delta", [0.1, 1e-2, 1e-5, 1e-9])
-def test_epsilon_bounds_of_gaussians(noise, count, delta):
+def test_epsilon_bounds_of_gaussians(route, noise, count, delta):
     for adjacency, clips in (("add_remove", 1), ("replace_one", 2)):
         exact = gdp.epsilon(clips * math.sqrt(count) / noise, delta)
         lower, upper = epsilon_bounds(gaussian(noise, count), delta, adjacency=adjacency)
         assert lower <= exact <= upper * (1 + 1e-12)
         assert upper - lower <= 0.003 * max(upper, delta)
+        if route == "in closed form":
+            assert upper - exact <= 1e-8 * max(upper, delta)
+
+
+@pytest.mark.parametrize("mu", [2e-5, 1e-3, 0.3, 5.0, 60.0])
+@pytest.mark.parametrize("delta", [1e-300, 1e-12, 1e-5, 0.2])
+def test_closed_form_of_gaussians_against_high_precision(mu, delta):
+    """Never below the exact value, whatever the rounding; two different noises compose."""
+    event = dp_event.ComposedDpEvent([gaussian(1.25 / mu, 1), gaussian(5 / (3 * mu), 1)])
+    upper = epsilon(event, delta, adjacency="add_remove")
+    with mpmath.workdps(60):
+        sigmas = [mpmath.mpf(1.25 / mu), mpmath.mpf(5 / (3 * mu))]
+        exact_mu = mpmath.sqrt(sum(1 / sigma**2 for sigma in sigmas))
+        above = mpmath.ncdf(-upper / exact_mu + exact_mu / 2)
+        below = mpmath.exp(upper) * mpmath.ncdf(-upper / exact_mu - exact_mu / 2)
+        assert above - below <= mpmath.mpf(delta)
 
 
 @functools.cache
@@ -129,6 +155,7 @@ def test_profile_bounds_of_directions_are_dual(name):
     assert np.max(np.abs(add.upper - remove.upper)) > 5e-3
 
 
+@pytest.mark.usefixtures("route")
 def test_profile_bounds_of_gaussians():
     epsilons = np.linspace(-3, 6, 31).reshape(1, 31)
     lower, upper = profile_bounds(gaussian(3.0, 9), epsilons, adjacency="add_remove")

@@ -232,7 +232,7 @@ def test_no_problem_where_nothing_is_clipped():
     assert share == 0
     assert abs(aware.clipped.share) < 3 * aware.clipped.share_std
     assert not any("clipped" in each for each in warned)
-    assert "with a standard error of" in str(aware)
+    assert "as estimated from a noisy number (standard error" in str(aware)
 
 
 @pytest.mark.slow

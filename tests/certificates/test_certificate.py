@@ -308,7 +308,7 @@ def test_paragraph_names_everything(certificate):
     assert "\n" not in found
     risks = {one.name: one for one in certificate.risks}
     for part in (
-        "publishes 100 noisy values",
+        "publishes the results of 100 noisy releases",
         "each batch is drawn by poisson sampling",
         "one <image> as the unit of privacy, under adjacency 'add_remove' (one record is added",
         f"({round_up(certificate.epsilon)}, 1e-05)-differentially private",

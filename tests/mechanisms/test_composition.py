@@ -88,10 +88,29 @@ def test_composition_nests_and_scales():
     assert louder.certificate(DELTA).epsilon < nested.certificate(DELTA).epsilon
 
 
+def test_composition_of_a_list_is_that_of_the_tuple():
+    assert Composition([FULL, SAMPLED]) == Composition((FULL, SAMPLED))
+    assert hash(Composition([FULL])) == hash(Composition((FULL,)))
+
+
 def test_composition_describes_every_mechanism():
     words = Composition((FULL, SAMPLED)).guarantee.description
     assert words["part 1, noise"] == FULL.guarantee.description["noise"]
     assert words["part 2, sampling"] == SAMPLED.guarantee.description["sampling"]
+
+
+def test_composition_describes_equal_parts_once():
+    words = Composition((FULL, FULL, FULL, SAMPLED, SAMPLED, FULL)).guarantee.description
+    parts = dict.fromkeys(heading.rpartition(", ")[0] for heading in words)
+    assert list(parts) == ["parts 1 to 3, each", "parts 4 and 5, each", "part 6"]
+    assert words["parts 1 to 3, each, noise"] == words["part 6, noise"]
+
+
+def test_mechanism_prints_what_it_does():
+    lines = str(Composition((FULL, SAMPLED))).splitlines()
+    assert lines[0] == "Composition"
+    for heading, text in [*SAMPLED.guarantee.description.items(), ("releases", "32")]:
+        assert any(heading in line and text[:20] in line for line in lines)
 
 
 def other(**options):
@@ -106,7 +125,7 @@ def other(**options):
         ((FULL, other(adjacency="replace_one")), "mechanisms' adjacency must be the same for all"),
         ((FULL, other(unit="a person")), r"mechanisms' unit must be .* \['a person', 'one re"),
         ((), "mechanisms must be at least one mechanism"),
-        ([FULL], "mechanisms must be a tuple of mechanisms"),
+        (FULL, "mechanisms must be a tuple of mechanisms"),
         ((FULL, 1.0), "mechanisms must be a tuple of mechanisms"),
     ],
 )

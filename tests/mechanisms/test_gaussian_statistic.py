@@ -39,7 +39,7 @@ def test_delta_against_high_precision(mu, epsilon):
 def test_from_epsilon_spends_delta(epsilon, delta):
     used = Gaussian.from_epsilon(stated(), epsilon=epsilon, delta=delta)
     spent = float(exact_delta(2.0 / used.scale, epsilon))
-    assert spent == pytest.approx(delta, rel=1e-10)
+    assert spent == pytest.approx(delta, rel=1e-9)
     assert used.delta(epsilon) <= delta * (1 + 1e-14)
     # power: a thousandth less noise is too little
     assert float(exact_delta(2.0 / (0.999 * used.scale), epsilon)) > delta * (1 + 1e-4)
@@ -57,7 +57,7 @@ def test_certificate_of_gaussian(adjacency, epsilon):
     used = Gaussian.from_epsilon(stated(adjacency), epsilon=epsilon, delta=1e-6)
     certificate = used.certificate(1e-6)
     assert certificate.guarantee.adjacency == adjacency
-    assert epsilon * (1 - 1e-9) <= certificate.epsilon <= epsilon * 1.01
+    assert epsilon * (1 - 1e-8) <= certificate.epsilon <= epsilon
     assert certificate.epsilon_lower <= epsilon
 
 
@@ -65,7 +65,7 @@ def test_certificate_of_gaussian(adjacency, epsilon):
 def test_calibrate_agrees_with_from_epsilon(adjacency):
     exact = Gaussian.from_epsilon(stated(adjacency), epsilon=1.5, delta=1e-5)
     found = calibrate(Gaussian(stated(adjacency), 1.0), epsilon=1.5, delta=1e-5)
-    assert exact.scale <= found.scale <= 1.01 * exact.scale
+    assert 0.999_999 * exact.scale <= found.scale <= 1.01 * exact.scale
 
 
 @pytest.mark.slow

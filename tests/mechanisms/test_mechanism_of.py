@@ -134,6 +134,28 @@ def test_mechanism_of_private_optimizer(sigma):
         read(state, num_steps=4)
 
 
+def test_mechanism_of_refuses_another_sampling_than_the_mechanisms():
+    """It would certify another epsilon than that of the run."""
+    optimizer = optax.chain(described(3).noise(KEY), optax.sgd(0.1))
+    state = run(optimizer, PARAMS, steps=2)
+    rarer = PoissonSampling(POISSON.num_examples, POISSON.sampling_rate / 10)
+    with pytest.raises(ValueError, match=r"^sampling must be that of the mechanism whose noise"):
+        read(state, rarer)
+    assert read(state) == described(2)
+
+    # Noise that is stated by itself knows of no sampling.
+    state = run(optax.chain(noise(), optax.sgd(0.1)), PARAMS, steps=2)
+    assert read(state, rarer).sampling == rarer
+
+
+def test_mechanism_of_more_releases_than_planned():
+    optimizer = optax.chain(described(2).noise(KEY), optax.sgd(0.1))
+    state = run(optimizer, PARAMS, steps=3)
+    with pytest.raises(ValueError, match=r"^optimizer has made 3 releases.* planned for 2"):
+        read(state)
+    assert read(run(optimizer, PARAMS, steps=2)) == described(2)
+
+
 class TestMultiSteps:
     """Three micro-batches for each release."""
 

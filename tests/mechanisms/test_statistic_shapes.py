@@ -64,6 +64,11 @@ STATISTICS = {
     "count": (lambda norm: of_count(norm=norm, adjacency="add_remove"), 5, SCALAR_LIKE),
     "sum": (lambda norm: of_sum((0, 99), norm=norm, adjacency="add_remove"), 99, SCALAR_LIKE),
     "mean": (lambda norm: of_mean((0, 5), 5, norm=norm, adjacency="zero_out"), 4, SCALAR_LIKE),
+    "counts": (
+        lambda norm: of_count(3, norm=norm, adjacency="zero_out"),
+        AGES[:3],
+        VECTOR_LIKE,
+    ),
     "vector sum": (
         lambda norm: of_sum(BOX, norm=norm, adjacency="add_remove"),
         AGES[:3],

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -242,11 +243,33 @@ def one_mean(key):
     return world._replace(truth={"mean": world.truth["mean"][0]})
 
 
-def intervals_of(scale, seed):
+def intervals_of(scale, seed, num_worlds=100, method=None):
     return dpjax.rehearse(
-        jax.random.key(seed), normal_posterior(scale), one_mean, num_examples=NUM, epsilon=1.0,
-        delta=1e-5, adjacency="zero_out", num_worlds=2, num_calibration_worlds=100, progress=False,
+        jax.random.key(seed), method or normal_posterior(scale), one_mean, num_examples=NUM,
+        epsilon=1.0, delta=1e-5, adjacency="zero_out", num_worlds=2,
+        num_calibration_worlds=num_worlds, progress=False,
     )  # fmt: skip
+
+
+def test_warnings_of_simulated_posteriors_are_one_sentence(recwarn):
+    """Those of another category than a posterior's are passed on as they are."""
+    honest = normal_posterior(1.0)
+
+    def draws(result, key, num_draws):
+        if result[0] > 0:
+            warnings.warn(f"a mean of {result[0]:.1f}", stacklevel=1)
+            warnings.warn("a second one", stacklevel=1)
+        warnings.warn("a library's", DeprecationWarning, stacklevel=1)
+        return honest.draws(result, key, num_draws)
+
+    found = intervals_of(1.0, 0, 8, dataclasses.replace(honest, draws=draws))
+    warned = found.calibration.warned
+    assert 1 < len(warned) < 8
+    assert all(text.startswith("a mean of ") for text in warned)
+    assert f"{len(warned)} of the 8 simulated posteriors came with warnings" in str(found)
+    assert not [each for each in recwarn if each.category is UserWarning]
+    assert [str(each.message) for each in recwarn] == ["a library's"] * 8
+    assert not intervals_of(1.0, 0, 2).calibration.warned
 
 
 @pytest.mark.slow
@@ -277,7 +300,7 @@ def ranks(rng, num_worlds, num_entries, deviation=1.0, shared=0.0, bias=0.0):
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_entries", "shared"), [(1, 0.0), (5, 0.0), (5, 0.9)])
 def test_flags_are_rare_for_honest_posteriors_and_sure_for_half_the_variance(num_entries, shared):
-    """Of 300 honest ones at most 15 (the issue's 5 %; expected 6), of 100 narrow ones 95 are."""
+    """Of 300 honest ones at most 15 (5 %; expected 6), of 100 narrow ones 95 are."""
     rng = np.random.default_rng(0)
     false = [bool(ranks(rng, 100, num_entries, 1.0, shared).problems) for _ in range(300)]
     assert sum(false) <= 15

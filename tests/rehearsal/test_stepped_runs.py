@@ -88,8 +88,11 @@ def test_each_setting_ends_where_train_ends(optimizer):
 
 
 @pytest.mark.slow
-def test_each_setting_ends_where_dpsvi_ends():
-    method = Inference(model, optimizer=optax.sgd)
+@pytest.mark.parametrize(
+    "options", [{}, {"gradient": "aligned"}, {"release_clipped_share": True}], ids=str
+)
+def test_each_setting_ends_where_dpsvi_ends(options):
+    method = Inference(model, optimizer=optax.sgd, **options)
     settings = [each._replace(learning_rate=each.learning_rate / 400) for each in SETTINGS[:4]]
     runs, key = stepped(method), jax.random.key(5)
     errors, _, _ = runs.run(settings, [EPSILON] * len(settings), key)
@@ -100,7 +103,7 @@ def test_each_setting_ends_where_dpsvi_ends():
     for setting, error in zip(settings, errors, strict=True):
         svi = DPSVI(
             model, method.guide(model), optax.sgd(setting.learning_rate),
-            mechanism=mechanism_of(setting),
+            mechanism=mechanism_of(setting), **options,
         )  # fmt: skip
         result = svi.run(run_key, progress_bar=False, **world.records)
         draws = result.posterior_samples(jax.random.key(0), 100)

@@ -186,6 +186,13 @@ CASES = {
         norm: (functools.partial(of_count, norm=norm), [np.array(0), np.array(1)])
         for norm in ORDERS
     },
+    "counts": {
+        (norm, k): (
+            functools.partial(of_count, k, norm=norm),
+            [np.array(has) for has in itertools.product((0, 1), repeat=k)],
+        )
+        for norm, k in itertools.product(ORDERS, (1, 2, 5))
+    },
     "histogram": {
         (norm, bins): (functools.partial(of_histogram, bins, norm=norm), list(np.eye(bins)))
         for norm, bins in itertools.product(ORDERS, (2, 3, 10))
@@ -274,6 +281,9 @@ ADD, REPLACE = {"norm": "l1", "adjacency": "add_remove"}, {"norm": "l1", "adjace
     ("stated", "monotone"),
     [
         (of_count(**REPLACE), True),
+        (of_count(1, **REPLACE), True),
+        (of_count(2, **REPLACE), False),
+        (of_count(2, **ADD), True),
         (of_histogram(3, **ADD), True),
         (of_histogram(3, **REPLACE), False),
         (of_quantile_counts(3, **REPLACE), True),
@@ -330,6 +340,7 @@ def test_sensitivity_under_zero_out_is_that_of_add_remove(norm):
     statistics = [
         functools.partial(of_sum, box, norm=norm),
         functools.partial(of_count, norm=norm),
+        functools.partial(of_count, 3, norm=norm),
         functools.partial(of_histogram, 4, norm=norm),
         functools.partial(of_quantile_counts, 5, norm=norm),
         functools.partial(of_second_moment, 2.0, num_features=2),

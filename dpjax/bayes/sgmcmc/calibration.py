@@ -56,8 +56,10 @@ def calibrate_step_size(chain: _L, *, epsilon: float, delta: float) -> _L:
 
     At the chain's temperature, by the injected noise alone, with ``min_noise_multiplier`` zero:
     smaller steps inject more noise into the sums. Equals `dpjax.calibrate` of a chain without a
-    minimum. All chains are counted. Unlike the published bounds, step sizes are those that the
-    accountant certifies for the chain's own batch size, clip bound, steps and adjacency.
+    minimum. Steps that were given smaller become larger: whether the chain then samples the
+    posterior is not checked. All chains are counted. Unlike the published bounds, step sizes are
+    those that the accountant certifies for the chain's own batch size, clip bound, steps and
+    adjacency.
 
     Args:
       chain: an `SGLD`, `SGHMC` or `PSGLD`.

@@ -436,8 +436,9 @@ class NoiseAwarePosterior(abc.ABC):
         if self.clipped is not None:
             share, share_std, move_of_all = self.clipped
             clipped = (
-                f"{share:.2%}, with a standard error of {share_std:.2%} that moves estimates by"
-                f" about {share_std * move_of_all:.1f} posterior standard deviations"
+                f"{share:.2%}, as estimated from a noisy number (standard error {share_std:.2%}: a"
+                f" true share of that much would move estimates by about"
+                f" {share_std * move_of_all:.1f} posterior standard deviations)"
             )
         lines = [
             f"Noise-aware posterior of {next(iter(fits)).num_steps:,} steps; least curvature over"
@@ -645,10 +646,10 @@ def find_problems(
             text = (
                 f"{name}: the curvature of {weak} of {size} coordinates is not identified (least"
                 f" ratio to its standard deviation {ratio.min():.1f}, below {MIN_SLOPE_RATIO:g}),"
-                " so their intervals are wide, limited by the prior, and those of others may miss"
-                " where the model multiplies both. It takes"
-                f" {'about' if ratio.min() > 1 else 'more than'} {more:,} more steps at the same"
-                " noise multiplier, at a larger epsilon: certify them first"
+                " so their intervals are wide, limited by the prior, and those of parameters that"
+                " the model multiplies by them may miss. A run with"
+                f" {'about' if ratio.min() > 1 else 'more than'} {more:,} steps more at the same"
+                " noise multiplier would identify it, at a larger epsilon"
             )
             if factor < _LARGEST_RATE_FACTOR and not of_draws:
                 text += (
