@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from scipy.optimize import brentq
 from scipy.special import ndtri
@@ -54,13 +54,13 @@ _M = TypeVar("_M", bound=Calibratable)
 
 
 @dataclass(frozen=True)
-class _Target:
+class Target:
     """The most that one measure of privacy loss may be.
 
     Attributes:
       name: of the measure, for errors.
       value: what it may be at most.
-      measure: the measure of a decomposed event, an upper bound like the certificate's.
+      measure: the measure of a mechanism, an upper bound like the certificate's.
       strength: a function of the measure that falls about as one over the noise.
       floor: the measure of perfect privacy.
       largest: the measure where there is too little noise for a bound.
@@ -68,16 +68,15 @@ class _Target:
 
     name: str
     value: float
-    measure: Callable[[AtomicEvents], float]
+    measure: Callable[[Any], float]
     strength: Callable[[float], float]
     floor: float
     largest: float
 
     def measured(self, mechanism: Accountable) -> float:
         """Returns the measure of ``mechanism``."""
-        guarantee = mechanism.guarantee
         try:
-            return self.measure(decompose(guarantee.event, guarantee.adjacency))
+            return self.measure(mechanism)
         except TooLittleNoiseError:
             return self.largest
 
@@ -102,7 +101,7 @@ def _only_target(
     advantage: float | None,
     true_positive_rate: float | None,
     false_positive_rate: float | None,
-) -> _Target:
+) -> Target:
     """Returns the one target among the arguments of ``calibrate``."""
     # Exactly one target, with its companion and no other.
     targets = {
@@ -124,10 +123,10 @@ def _only_target(
     if epsilon is not None and delta is not None:
         check_positive("epsilon", epsilon)
         check_delta(delta)
-        return _Target(
+        return Target(
             "epsilon",
             epsilon,
-            measure=lambda atoms: certified_epsilon(atoms, delta)[1],
+            measure=lambda mechanism: certified_epsilon(_atoms(mechanism), delta)[1],
             strength=lambda measured: measured,
             floor=0.0,
             largest=math.inf,
@@ -143,8 +142,8 @@ def _only_target(
     value = float(targets[name] or 0.0)
     check(value > level, name, value, f"above false_positive_rate = {level:g}")
 
-    def measure(atoms: AtomicEvents) -> float:
-        curve = guaranteed_curve(atoms)
+    def measure(mechanism: Accountable) -> float:
+        curve = guaranteed_curve(_atoms(mechanism))
         if name == "advantage":
             return risk.advantage(curve)
         return float(risk.true_positive_rate(curve, level))
@@ -155,7 +154,7 @@ def _only_target(
             return 2 * float(ndtri((1 + measured) / 2))
         return float(ndtri(measured) - ndtri(level))
 
-    return _Target(name, value, measure, strength, floor=level, largest=1.0)
+    return Target(name, value, measure, strength, floor=level, largest=1.0)
 
 
 def calibrate(
@@ -203,6 +202,16 @@ def calibrate(
     scalable = hasattr(mechanism, "with_privacy_factor")
     check(scalable, "mechanism", mechanism, "a mechanism such as SubsampledGaussian")
     target = _only_target(epsilon, delta, advantage, true_positive_rate, false_positive_rate)
+    return scale_noise(mechanism, target)
+
+
+def scale_noise(mechanism: _M, target: Target) -> _M:
+    """Returns ``mechanism`` with its noise scaled until ``target`` is met.
+
+    Args:
+      mechanism: the mechanism, at any scale of its noise.
+      target: what the result measures is at most this, and at most 1 % below.
+    """
 
     @functools.cache
     def excess(log_scale: float) -> float:
@@ -266,7 +275,12 @@ def max_num_steps(
     return within
 
 
-def _enclose_root(excess: Callable[[float], float], target: _Target) -> tuple[float, float]:
+def _atoms(mechanism: Accountable) -> AtomicEvents:
+    """Returns the decomposed event of a mechanism."""
+    return decompose(mechanism.guarantee.event, mechanism.guarantee.adjacency)
+
+
+def _enclose_root(excess: Callable[[float], float], target: Target) -> tuple[float, float]:
     """Returns two log scales of the noise between which the measure passes the target."""
     near, start = 0.0, excess(0.0)
     # The strength falls about as one over the noise; overshoot a little.
@@ -279,7 +293,7 @@ def _enclose_root(excess: Callable[[float], float], target: _Target) -> tuple[fl
     raise _unreachable(target, f"scaling the noise by {math.exp(near):.0e} does not pass it")
 
 
-def _unreachable(target: _Target, reason: str) -> ValueError:
+def _unreachable(target: Target, reason: str) -> ValueError:
     return ValueError(
         f"{target.name} = {target.value:g} cannot be reached by scaling the noise: {reason}"
     )

@@ -14,6 +14,7 @@ from dpjax.pate import data_dependent
 from dpjax.pate._certificate import (
     PATECertificate,
     SanitizedCertificate,
+    calibrate,
     certificate,
     sanitized_certificate,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "SmoothRDPRelease",
     "VoteAggregation",
     "argmax_rdp",
+    "calibrate",
     "certificate",
     "count_votes",
     "data_dependent",

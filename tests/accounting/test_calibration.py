@@ -189,13 +189,13 @@ def test_max_num_steps_is_the_last(sampling, adjacency):
 def test_max_num_steps_in_few_evaluations(sampling, target, monkeypatch):
     """Bisection takes 18; the answer is the same."""
     values = []
-    measured = calibration._Target.measured
+    measured = calibration.Target.measured
 
     def noted(*arguments):
         values.append(measured(*arguments))
         return values[-1]
 
-    monkeypatch.setattr(calibration._Target, "measured", noted)
+    monkeypatch.setattr(calibration.Target, "measured", noted)
     target |= {"delta": DELTA} if "epsilon" in target else {}
     mechanism = FakeMechanism(4.0, 100_000, sampling)
     steps = max_num_steps(mechanism, **target)

@@ -565,6 +565,7 @@ VALUES: dict[str, Any] = {
         f"pate.{name}: mechanism": gnmax
         for name in [
             "SmoothRDPRelease",
+            "calibrate",
             "certificate",
             "data_dependent_analyses",
         ]
@@ -687,6 +688,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
 # Arguments with a default of which a valid call needs some.
 OPTIONAL: dict[str, dict[str, Any]] = {
     "accounting.calibrate": {"epsilon": 1.0, "delta": 1e-5},
+    "pate.calibrate": {"epsilon": 1.0, "delta": 1e-5},
     "accounting.max_num_steps": {"epsilon": 1.0, "delta": 1e-5},
     "mechanisms.dpsgd": {"noise_multiplier": 1.0, "epochs": 2.0},
     "mechanisms.mechanism_of": {"num_steps": 3},
@@ -900,6 +902,7 @@ NOT_CALLED: dict[str, str] = {
 SLOW = {
     "federated.processes.read_study",  # of a file
     "accounting.calibrate",
+    "pate.calibrate",
     "accounting.tradeoff.gaussian_delta",
     "accounting.tradeoff.gaussian_type_two",
     "bayes.regression.noise_aware_posterior",

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+import dpjax
 from dpjax import pate
 from dpjax.pate import ConfidentGNMax, GNMax, LNMax
 from experiments.published.pate import published_epsilon
@@ -117,6 +118,44 @@ def test_certificate_marks_what_is_not_publishable(certificate, mnist_rows):
     assert len(stored["data_dependent_not_publishable"]) == 2
     for row in certificate.data_dependent:
         assert f"{row.epsilon:.3f}" not in certificate.paragraph()
+
+
+def test_paragraph_begins_with_the_guarantee_of_the_labels(certificate):
+    first, second = certificate.paragraph().split(". ")[:2]
+    assert first.startswith("The released labels are (2.15")
+    assert "post-processing of noisy histograms" in second
+
+
+LAPLACE = LNMax(scale=1.0, num_queries=100, **COMMON)
+CONFIDENT = ConfidentGNMax(
+    scale=20.0, threshold_scale=40.0, threshold=30.0, num_queries=50, max_answers=50, **COMMON
+)
+
+
+@pytest.mark.parametrize(
+    "mechanism", [LAPLACE, pytest.param(CONFIDENT, marks=pytest.mark.slow)], ids=["LNMax", "GNMax"]
+)
+def test_calibrate_spends_epsilon_on_the_labels(mechanism):
+    found = pate.calibrate(mechanism, epsilon=2.0, delta=1e-5)
+    assert 1.98 <= pate.certificate(found, 1e-5).epsilon <= 2.0
+
+    # Both scales by one factor, and never more noise than for the histograms' epsilon.
+    factor = found.scale / mechanism.scale
+    assert found == mechanism.with_privacy_factor(factor)
+    assert found.scale <= dpjax.calibrate(mechanism, epsilon=2.0, delta=1e-5).scale * (1 + 1e-3)
+    less = mechanism.with_privacy_factor(0.97 * factor)
+    assert pate.certificate(less, 1e-5).epsilon > 2.0
+
+
+def test_calibrate_refuses():
+    for changes, message in [
+        ({"epsilon": 0.0}, "epsilon must be a finite number > 0"),
+        ({"delta": 1.0}, r"delta must be in \(0, 1\)"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            pate.calibrate(LAPLACE, **({"epsilon": 1.0, "delta": 1e-5} | changes))
+    with pytest.raises(TypeError, match="an aggregation of dpjax"):
+        pate.calibrate(dpjax.Laplace, epsilon=1.0, delta=1e-5)
 
 
 @pytest.mark.slow
