@@ -272,7 +272,7 @@ def _verdict(claim: float, lower: float | None, upper: float | None, sampler: st
     if claim >= upper:
         return "certified"
     if sampler == "shuffled":
-        return "open: not proven of shuffled batches, nor refuted"
+        return "open: neither certified nor refuted for shuffled batches"
     if lower is not None and claim < lower:
         return "refuted: no accountant that composes the steps certifies it"
     return "open: between the bounds"

@@ -4,6 +4,7 @@ import inspect
 import math
 import operator
 import os
+import re
 from collections.abc import Callable, Collection
 from fractions import Fraction
 from typing import Any, SupportsFloat, SupportsIndex, TypeGuard, cast
@@ -363,7 +364,9 @@ def _without_secrets(value: object) -> str:
     Of a tuple, list or dict this for each entry, or the number of many entries; of a long text its
     beginning.
     """
-    if type(value) is dict and len(value) <= _MOST_SHOWN:
+    if type(value) is dict:
+        if len(value) > _MOST_SHOWN:
+            return f"a dict of {len(value)} entries"
         return "{" + ", ".join(f"{k!r}: {_without_secrets(v)}" for k, v in value.items()) + "}"
     if isinstance(value, tuple | list) and type(value) in (tuple, list):
         if len(value) > _MOST_SHOWN:
@@ -375,7 +378,7 @@ def _without_secrets(value: object) -> str:
     shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", None)
     if isinstance(shape, tuple) and dtype is not None and (shape or is_key(value)):
         return f"an array of dtype {dtype} and shape {shape}"
-    text = " ".join(repr(value).split())
+    text = re.sub(r"\s*\n\s*", " ", repr(value))
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 

@@ -65,7 +65,14 @@ def test_errors_show_no_records():
     """Neither of an array, nor of one or of many numbers within a tuple or a list."""
     secret = 77.125
     column = np.full(3, secret)
-    for value in (column, (column, 100.0), [0.0, (column,)], [secret] * 17, {"a": [column]}):
+    for value in (
+        column,
+        (column, 100.0),
+        [0.0, (column,)],
+        [secret] * 17,
+        {"a": [column]},
+        dict.fromkeys(range(17), column),
+    ):
         with pytest.raises(ValueError, match=r"^bounds must be two numbers, got ") as raised:
             _checks.check(False, "bounds", value, "two numbers")
         assert str(secret) not in str(raised.value)

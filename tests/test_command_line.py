@@ -173,7 +173,7 @@ def test_compare_has_both_bounds_of_each_assumption(values):
         ("poisson", "zero_out", 100, "certified"),
         ("poisson", "zero_out", 0.1, "refuted"),
         ("shuffled", "zero_out", 100, "certified"),
-        ("shuffled", "zero_out", 0.1, "open: not proven of shuffled batches, nor refuted"),
+        ("shuffled", "zero_out", 0.1, "open: neither certified nor refuted for shuffled batches"),
         ("fixed", "zero_out", 3, "open: between the bounds"),
         ("fixed", "replace_one", 3, "refuted"),
         ("truncated --truncated-batch 220", "zero_out", 3, "open: between the bounds"),

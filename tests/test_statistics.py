@@ -532,6 +532,9 @@ def test_query_refuses(case):
         (np.array([True, False]), "yes", False),
         (np.array([1, 2]), "1", False),
         (np.array(["a", "b"]), 1, False),
+        (np.array([b"a", b"b"]), "a", False),
+        (np.array([b"a", b"b"]), b"c", True),
+        (np.array(["2020-01-01", "2020-01-02"], "M8[D]"), "2020-01-01", False),
         (np.array([True, False]), True, True),
         (np.array([1.5, 2.0]), 3, True),
         (np.array(["a", 1], object), "yes", True),  # of any kind

@@ -65,8 +65,11 @@ _MOST_CELLS = 2**16
 _LEAST_CHANGE, _LEAST_CHANGE_OF_DELTA = 0.01, 0.001
 # The relative rounding error of a profile summed from a long list of masses.
 _SUMMATION = 2.0**-40
-# The closed form of Gaussian releases is exact to a relative 2^-50 / mu of delta at a small mu.
-_LEAST_MU, _CLOSED_FORM = 2.0**-16, 2.0**-32
+# Rounding changes the closed form of Gaussian releases by a share of delta of at most some
+# 2^-52 (1 + x) / mu, where x < 38 is the distance in standard deviations: 2^-30 at the least mu.
+_LEAST_MU, CLOSED_FORM_MARGIN = 2.0**-16, 2.0**-28
+# A bound below the least normal float is not zero.
+_LEAST_DELTA = float(np.finfo(np.float64).tiny)
 # No finer grid changes these.
 _ENDS = (0.0, math.inf)
 
@@ -279,10 +282,11 @@ def certified_epsilon(atoms: AtomicEvents, delta: float) -> tuple[str, float]:
 def pld_epsilon(atoms: AtomicEvents, delta: float) -> float:
     """Returns an upper bound on epsilon at ``delta``, by composing privacy loss distributions.
 
-    For Gaussian releases on all records it is the truth to ten digits, in closed form. Else it is
-    at most 1 % above the truth, mostly 0.1 %, unless ``delta`` is near the rounding error,
-    epsilon beyond some hundreds or so near zero that its error matters less than a thousandth of
-    ``delta``, or a sampling rate so small that the grid it asks for is too long.
+    For Gaussian releases on all records it is exact at ``delta (1 - 2^-28)``, by the closed form,
+    unless their mu is below 2^-16. Else it is at most 1 % above the truth, mostly 0.1 %, unless
+    ``delta`` is near the rounding error, epsilon beyond some hundreds or so near zero that its
+    error matters less than a thousandth of ``delta``, or a sampling rate so small that the grid it
+    asks for is too long.
 
     Composition by Fourier transform is exact up to rounding, which grows with the number of
     compositions and may err on the unsafe side: 0.2 % too small an epsilon at delta = 1e-12 and
@@ -291,7 +295,7 @@ def pld_epsilon(atoms: AtomicEvents, delta: float) -> float:
     """
     check_supported(atoms)
     if (mu := _gaussian_mu(atoms)) is not None:
-        return float(gdp.epsilon(mu, delta * (1 - _CLOSED_FORM)))
+        return float(gdp.epsilon(mu, delta * (1 - CLOSED_FORM_MARGIN)))
     atoms = coarsen_noise_schedule(atoms, "upper")
 
     # What rounding may add to delta, and the finest grid of each loss that fits in memory.
@@ -326,7 +330,8 @@ def pld_profile(atoms: AtomicEvents, epsilons: Array, direction: Direction | Non
     check_supported(atoms)
     least = -np.expm1(np.minimum(epsilons, 0.0))  # what holds of any two distributions
     if (mu := _gaussian_mu(atoms)) is not None:
-        return np.clip(np.exp(gaussian_log_delta(mu, epsilons)) * (1 + _CLOSED_FORM), least, 1.0)
+        deltas = np.exp(gaussian_log_delta(mu, epsilons)) * (1 + CLOSED_FORM_MARGIN)
+        return np.clip(np.maximum(deltas, _LEAST_DELTA), least, 1.0)
     atoms = coarsen_noise_schedule(atoms, "upper")
 
     # Every different event takes transforms of its own.

@@ -1,4 +1,4 @@
-"""Calibration: the least noise for a privacy target, and the most steps within a budget."""
+"""Calibration: noise for a privacy target, and the most steps within a budget."""
 
 import functools
 import math

@@ -326,6 +326,9 @@ class Gaussian(AdditiveNoise):
     ) -> Self:
         """Returns the mechanism with the least noise that is (epsilon, delta)-private.
 
+        Its certificate has at most this epsilon, unless that is so small or large that the noise is
+        beyond 2^16 or below 0.01 times the sensitivity, where accounting is less exact.
+
         Source: Balle and Wang 2018, Algorithm 1.
 
         Args:
@@ -340,8 +343,10 @@ class Gaussian(AdditiveNoise):
         check_positive("epsilon", epsilon)
         check_delta(delta)
         check_sensitivity(sensitivity, cls.norm)
-        # The certificate rounds delta by half as much.
-        mu = _largest_mu(epsilon, delta * (1 - 2.0**-31))
+        from dpjax.accounting.accountants import CLOSED_FORM_MARGIN
+
+        # So that the epsilon of the certificate, which rounds delta, is at most this one.
+        mu = _largest_mu(epsilon, delta * (1 - 2 * CLOSED_FORM_MARGIN))
         return cls(sensitivity, sensitivity.value / mu, unit)
 
     @property

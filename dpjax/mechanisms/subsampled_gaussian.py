@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Self, get_args
 
 import jax
@@ -212,7 +212,7 @@ class _NoiseSchedule:
 
     noise_multiplier: float | tuple[float, ...]
     num_steps: int
-    sampling: Sampling
+    sampling: Sampling = field(compare=False)
 
     def __call__(self, num_releases: Numeric) -> jax.Array:
         multipliers = jnp.asarray(self.noise_multiplier, jnp.float32)
@@ -260,10 +260,10 @@ def mechanism_of(
       mechanism an upper bound of what is spent.
 
       Not in a state, and so left to the caller: that batches are drawn by ``sampling``; where the
-      chain does not clip, that its input is a
-      sum of examples clipped to ``l2_clip``; that the updates are this optimiser's output and
-      nothing else; that no private value (a loss) is passed as an extra argument of ``update``; and
-      that a custom transformation does not change the input of a wrapped noise.
+      chain does not clip, that its input is a sum of examples clipped to ``l2_clip``; that the
+      updates are this optimiser's output and nothing else; that no private value (a loss) is passed
+      as an extra argument of ``update``; and that a custom transformation does not change the input
+      of a wrapped noise.
 
     Raises:
       ValueError: if the state is not as above, if clip bound or noise multiplier are JAX arrays,
@@ -302,7 +302,10 @@ def mechanism_of(
     schedule = description.noise_multiplier
     if isinstance(schedule, _NoiseSchedule):
         allowed = f"that of the mechanism whose noise it is, {schedule.sampling}"
-        check(sampling == schedule.sampling, "sampling", sampling, allowed)
+        # The size of physical batches, which costs memory alone, may differ.
+        one, other = (each.event([(1.0, 1)]) for each in (sampling, schedule.sampling))
+        same = one == other and sampling.num_examples == schedule.sampling.num_examples
+        check(same, "sampling", sampling, allowed)
         if done is not None and done > schedule.num_steps:
             raise ValueError(
                 f"optimizer has made {done} releases, but its noise was planned for"

@@ -309,7 +309,12 @@ def train_teachers(
     check(batch_size <= shard_size, "batch_size", batch_size, f"at most {shard_size}, a shard")
     check_function("loss_fn", loss_fn, "params", "batch", *(["key"] if loss_takes_key else []))
     check_function("init_fn", init_fn, "key")
-    check_type("optimizer", optimizer, optax.GradientTransformation, "an optax optimiser itself")
+    check_type(
+        "optimizer",
+        optimizer,
+        optax.GradientTransformation,
+        "an optax optimiser such as optax.adam(1e-3)",
+    )
     if checkpoint_dir is not None:
         check_path("checkpoint_dir", checkpoint_dir)
     blocks = _plan_blocks(num_teachers, block_size, devices)

@@ -518,18 +518,22 @@ def _calibration(
     """Makes the run that is rehearsed in worlds of a prior: ranks of the truth."""
     ranks: list[dict[str, Array]] = []
     warned: list[str] = []
+    shown: dict[str, int] = {}  # of the warnings that are passed on, each once
     for own_key in keys:
         if ranks and not clock.has_time():
             break
         with clock.timed("intervals", 1), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             found = runs.ranks(chosen, epsilon, own_key)
-        if not found:
-            return None
-        ranks.append(found)
+
         # The report has the posteriors' warnings in one sentence; others are passed on.
         warned += [str(each.message) for each in caught if each.category is UserWarning][:1]
         for each in caught:
             if each.category is not UserWarning:
-                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+                warnings.warn_explicit(
+                    each.message, each.category, each.filename, each.lineno, registry=shown
+                )
+        if not found:
+            return None
+        ranks.append(found)
     return Calibration.of(ranks, NUM_DRAWS, warned) if ranks else None

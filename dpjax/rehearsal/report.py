@@ -339,15 +339,18 @@ class Rehearsal(Report):
             )
         if self.calibration is not None and self.calibration.problems:
             names = ", ".join(self.calibration.problems)
-            cure = ""
+            advice = ""
             if self.trace is not None:
                 quarter = max(1, len(self.trace.clipped_share) // 4)
                 share = float(np.mean(self.trace.clipped_share[-quarter:]))
                 if share > _LARGEST_CLIPPED:
-                    cure = f" In the last steps {share:.0%} of the records are clipped, which moves"
-                    cure += " a posterior: try larger values of l2_clip."
+                    advice = (
+                        f" In the last steps {share:.0%} of the records are clipped, which biases"
+                        " the posterior: try larger values of l2_clip."
+                    )
             found.append(
-                f"The intervals of {names} do not have their stated coverage: see the table.{cure}"
+                f"The intervals of {names} do not have their stated coverage: see the table."
+                f"{advice}"
             )
         if self.calibration is not None and self.calibration.warned:
             found.append(

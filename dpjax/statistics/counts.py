@@ -185,7 +185,7 @@ def count(column: Column | None = None, *, equal_to: Any = None, weight: float =
     'count of smoker = True'
     """
     check_positive("weight", weight)
-    allowed = "the value whose records are counted, of the column that is given with it"
+    allowed = "given together with column: the value to count"
     check((column is None) == (equal_to is None), "equal_to", equal_to, allowed)
     if column is None:
         return Counts("count", weight, None, None, None, ("",))

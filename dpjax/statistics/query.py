@@ -143,16 +143,16 @@ def read_groups(
     """Returns which records ``(n,)`` have each of the categories in a column.
 
     Raises:
-      ValueError: a text in a column of numbers or a number in one of texts, which no record has.
+      ValueError: a value that the column's dtype excludes, such as a text in a column of numbers.
+        Columns of Python objects, as pandas has for texts and categories, may hold any.
     """
     values = read_column(table, column)
+    kind = {"U": str, "S": bytes}.get(values.dtype.kind)
     for each in categories:
-        is_text = isinstance(each, str)
-        is_other = (values.dtype.kind in "biuf" and is_text) or (
-            values.dtype.kind in "SU" and not is_text
-        )
+        is_text = isinstance(each, str | bytes)
+        can_be = isinstance(each, kind) if kind else not (is_text and values.dtype.kind in "biufmM")
         allowed = f"of the kind of column {column!r}, which has dtype {values.dtype}"
-        check(not is_other, "equal_to and categories", each, allowed)
+        check(can_be, "equal_to and categories", each, allowed)
     return [np.asarray(values == each) for each in categories]
 
 

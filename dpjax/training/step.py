@@ -109,7 +109,12 @@ def private_step(
     1
     """
     check_type("mechanism", mechanism, SubsampledGaussian, "a SubsampledGaussian")
-    check_type("optimizer", optimizer, optax.GradientTransformation, "an optax optimiser itself")
+    check_type(
+        "optimizer",
+        optimizer,
+        optax.GradientTransformation,
+        "an optax optimiser such as optax.adam(1e-3)",
+    )
     check_type("sharding", sharding, MeshSharding | None, "a MeshSharding or None")
     sampling = mechanism.sampling
     clipped_sum = clipped_grad(

@@ -102,7 +102,12 @@ def step_on_sum(
     Its ``init`` raises ValueError for an optimiser with noise or clipping of dpjax's own.
     """
     check_positive("expected_batch_size", expected_batch_size)
-    check_type("optimizer", optimizer, optax.GradientTransformation, "an optax optimiser itself")
+    check_type(
+        "optimizer",
+        optimizer,
+        optax.GradientTransformation,
+        "an optax optimiser such as optax.adam(1e-3)",
+    )
 
     # In the dtypes of the parameters.
     @optax.stateless

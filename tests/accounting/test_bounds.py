@@ -118,9 +118,7 @@ def test_closed_form_of_gaussians_against_high_precision(mu, delta):
     with mpmath.workdps(60):
         sigmas = [mpmath.mpf(1.25 / mu), mpmath.mpf(5 / (3 * mu))]
         exact_mu = mpmath.sqrt(sum(1 / sigma**2 for sigma in sigmas))
-        above = mpmath.ncdf(-upper / exact_mu + exact_mu / 2)
-        below = mpmath.exp(upper) * mpmath.ncdf(-upper / exact_mu - exact_mu / 2)
-        assert above - below <= mpmath.mpf(delta)
+    assert _exact_delta(exact_mu, upper) <= mpmath.mpf(delta)
 
 
 @functools.cache
@@ -153,6 +151,40 @@ def test_profile_bounds_of_directions_are_dual(name):
     for end, one, other in zip(both, add, remove, strict=True):
         np.testing.assert_allclose(end, np.maximum(one, other), atol=1e-12)
     assert np.max(np.abs(add.upper - remove.upper)) > 5e-3
+
+
+def test_closed_form_is_never_below_the_exact_delta():
+    """At random small mu, where rounding matters most, and random epsilon and delta."""
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        mu = 2.0 ** rng.uniform(-16, -12)
+        event = gaussian(1 / mu, 1)
+        mu = 1 / mpmath.mpf(1 / mu)
+        delta = 10.0 ** rng.uniform(-250, -5)
+        upper = epsilon(event, delta, adjacency="add_remove")
+        assert _exact_delta(mu, upper) <= mpmath.mpf(delta)
+        epsilons = float(mu) * rng.uniform(-3, 12, 5)
+        deltas = profile_bounds(event, epsilons, adjacency="add_remove").upper
+        for one, value in zip(epsilons.tolist(), deltas.tolist(), strict=True):
+            assert _exact_delta(mu, one) <= mpmath.mpf(value)
+
+
+def _exact_delta(mu, epsilon):
+    with mpmath.workdps(300):
+        mu, epsilon = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        above = mpmath.ncdf(-epsilon / mu + mu / 2)
+        return above - mpmath.exp(epsilon) * mpmath.ncdf(-epsilon / mu - mu / 2)
+
+
+@pytest.mark.parametrize("noise", [0.02, 1.0, 100.0, 5e4])
+def test_profile_of_gaussians_far_from_zero(noise):
+    """Bounds at any epsilon: no NaN, and never zero, which would be pure privacy."""
+    epsilons = np.array([-1e4, -40.0, -0.5, 0.0, 0.5, 40.0, 1e4])
+    upper = profile_bounds(gaussian(noise, 1), epsilons, adjacency="add_remove").upper
+    assert np.all(upper > 0)
+    assert np.all(upper <= 1)
+    for one, value in zip(epsilons.tolist(), upper.tolist(), strict=True):
+        assert _exact_delta(1 / mpmath.mpf(noise), one) <= mpmath.mpf(value)
 
 
 @pytest.mark.usefixtures("route")

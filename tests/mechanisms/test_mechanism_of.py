@@ -143,6 +143,10 @@ def test_mechanism_of_refuses_another_sampling_than_the_mechanisms():
         read(state, rarer)
     assert read(state) == described(2)
 
+    # The size of physical batches costs memory alone.
+    smaller = PoissonSampling(POISSON.num_examples, POISSON.sampling_rate, physical_batch_size=3)
+    assert read(state, smaller) == described(2, sampling=smaller)
+
     # Noise that is stated by itself knows of no sampling.
     state = run(optax.chain(noise(), optax.sgd(0.1)), PARAMS, steps=2)
     assert read(state, rarer).sampling == rarer

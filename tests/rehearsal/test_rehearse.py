@@ -268,7 +268,7 @@ def test_warnings_of_simulated_posteriors_are_one_sentence(recwarn):
     assert all(text.startswith("a mean of ") for text in warned)
     assert f"{len(warned)} of the 8 simulated posteriors came with warnings" in str(found)
     assert not [each for each in recwarn if each.category is UserWarning]
-    assert [str(each.message) for each in recwarn] == ["a library's"] * 8
+    assert {str(each.message) for each in recwarn} == {"a library's"}
     assert not intervals_of(1.0, 0, 2).calibration.warned
 
 

@@ -89,7 +89,8 @@ class Gaussian(Symmetric):
 def gaussian_log_delta(mu: float | Array, epsilon: Array) -> Array:
     """Returns log delta of mu-GDP through the Mills ratio R = (1 - Phi) / phi.
 
-    With x = epsilon / mu - mu / 2, delta = phi(x) (R(x) - R(x + mu)) = Phi(-x) - phi(x) R(x + mu).
+    With x = epsilon / mu - mu / 2, delta = phi(x) (R(x) - R(x + mu)) = Phi(-x) - phi(x) R(x + mu),
+    whose last term is e^epsilon Phi(-x - mu): so it is computed where the ratio would overflow.
     """
     with np.errstate(all="ignore"):
         x, beyond = epsilon / mu - mu / 2, epsilon / mu + mu / 2
@@ -99,7 +100,12 @@ def gaussian_log_delta(mu: float | Array, epsilon: Array) -> Array:
         )
         log_density = -(x**2) / 2 - _LOG_SQRT_2_PI
         tail = log_density + np.log(here - shifted)
-        body = np.log(special.ndtr(-x) - np.exp(log_density) * shifted)
+        removed = np.where(
+            beyond < 0,
+            np.exp(np.minimum(epsilon, 0.0)) * special.ndtr(-beyond),
+            np.exp(log_density) * shifted,
+        )
+        body = np.log(special.ndtr(-x) - removed)
         return np.where(mu > 0, np.where(x > 0, tail, body), -np.inf)
 
 

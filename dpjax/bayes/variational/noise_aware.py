@@ -436,8 +436,8 @@ class NoiseAwarePosterior(abc.ABC):
         if self.clipped is not None:
             share, share_std, move_of_all = self.clipped
             clipped = (
-                f"{share:.2%}, as estimated from a noisy number (standard error {share_std:.2%}: a"
-                f" true share of that much would move estimates by about"
+                f"{share:.2%}, as estimated from a noisy number (standard error {share_std:.2%}:"
+                " if that share were clipped, estimates would move by about"
                 f" {share_std * move_of_all:.1f} posterior standard deviations)"
             )
         lines = [

@@ -118,8 +118,8 @@ def find_sites(model: Callable[..., object], model_args: ModelArgs) -> ModelSite
             if sites[name]["fn"].support.is_discrete:
                 raise ValueError(
                     f"model must have continuous latent variables, but site {name!r} is discrete"
-                    " and not observed, so it has no gradient: pass its data, if it is not"
-                    " latent (obs=None), or marginalise it, e.g. by"
+                    " and not observed, so it has no gradient: if it is data, pass them (obs is"
+                    " None); if it is latent, marginalise it, e.g. by"
                     " numpyro.distributions.MixtureSameFamily"
                 )
         plate = _find_record_plate(sites, spec.num_examples)
