@@ -518,7 +518,7 @@ def _calibration(
     """Makes the run that is rehearsed in worlds of a prior: ranks of the truth."""
     ranks: list[dict[str, Array]] = []
     warned: list[str] = []
-    shown: dict[str, int] = {}  # of the warnings that are passed on, each once
+    shown: dict[Any, int] = {}  # of the warnings that are passed on, each once
     for own_key in keys:
         if ranks and not clock.has_time():
             break
@@ -531,7 +531,7 @@ def _calibration(
         for each in caught:
             if each.category is not UserWarning:
                 warnings.warn_explicit(
-                    each.message, each.category, each.filename, each.lineno, registry=shown
+                    str(each.message), each.category, each.filename, each.lineno, registry=shown
                 )
         if not found:
             return None
