@@ -539,7 +539,7 @@ def test_warnings_are_the_problems():
     )
     with pytest.warns(UserWarning, match="mean_auto_loc: the curvature of 1 of 1 coord"):
         posterior = result.noise_aware_posterior()
-    assert "steps more" in posterior.problems[0]
+    assert "more steps" in posterior.problems[0]
 
 
 @pytest.mark.parametrize(
@@ -873,7 +873,7 @@ def test_the_prior_limits_what_the_trace_does_not_identify(guide):
     )
     result = svi.run(jax.random.key(2), x, y, progress_bar=False)
     with pytest.warns(
-        UserWarning, match=r"wide, limited by the prior, .* steps more .* larger epsilon"
+        UserWarning, match=r"wide, limited by the prior, .* more steps .* larger epsilon"
     ):
         posterior = result.noise_aware_posterior()
 

@@ -648,7 +648,7 @@ def find_problems(
                 f" ratio to its standard deviation {ratio.min():.1f}, below {MIN_SLOPE_RATIO:g}),"
                 " so their intervals are wide, limited by the prior, and those of parameters that"
                 " the model multiplies by them may miss. A run with"
-                f" {'about' if ratio.min() > 1 else 'more than'} {more:,} steps more at the same"
+                f" {'about' if ratio.min() > 1 else 'more than'} {more:,} more steps at the same"
                 " noise multiplier would identify it, at a larger epsilon"
             )
             if factor < _LARGEST_RATE_FACTOR and not of_draws:
