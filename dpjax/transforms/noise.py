@@ -220,11 +220,15 @@ def add_gaussian_noise(
 def check_description(state: D, own: D) -> None:
     """Raises ValueError for the state of another transformation.
 
-    Schedules are not compared.
+    Of two schedules the ``noise_multiplier`` is compared, which those of mechanisms have; plain
+    functions are not compared.
     """
     for name, value in vars(own).items():
         other = getattr(state, name)
-        if other != value and not (callable(other) and callable(value)):
+        one, two = other, value
+        if callable(other) and callable(value):
+            one, two = (getattr(each, "noise_multiplier", None) for each in (other, value))
+        if one != two:
             raise ValueError(
                 f"state must come from init of the transformation that updates it: it was made with"
                 f" {name} = {other!r}, the transformation has {value!r}. Changed noise or clipping"

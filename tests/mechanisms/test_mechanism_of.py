@@ -152,6 +152,16 @@ def test_mechanism_of_refuses_another_sampling_than_the_mechanisms():
     assert read(state, rarer).sampling == rarer
 
 
+def test_state_of_another_mechanism_is_refused():
+    """Its certificate would be that of the noise of the first, whatever was added since."""
+    state = run(described(3).noise(KEY), PARAMS, steps=1)
+    less = described(3, noise_multiplier=SIGMA / 2).noise(KEY)
+    with pytest.raises(ValueError, match="state must come from init of the transformation"):
+        less.update(PARAMS, state, PARAMS)
+    # More steps of the same noise are the same transformation.
+    described(9).noise(KEY).update(PARAMS, state, PARAMS)
+
+
 def test_mechanism_of_more_releases_than_planned():
     optimizer = optax.chain(described(2).noise(KEY), optax.sgd(0.1))
     state = run(optimizer, PARAMS, steps=3)

@@ -11,7 +11,7 @@ import pytest
 from helpers.inputs import update_of
 
 from dpjax import (
-    PoissonSampling,
+    FixedSizeSampling,
     SubsampledGaussian,
     add_gaussian_noise,
     clip_per_example,
@@ -25,11 +25,11 @@ SIZE = 4
 # Schedules are part of a state's structure and compared by identity.
 FALLING, CONSTANT = optax.linear_schedule(0.5, 0.1, 9), optax.constant_schedule(0.5)
 MECHANISM = SubsampledGaussian(
-    PoissonSampling(40, 0.1),
+    FixedSizeSampling(40, 4),
     l2_clip=1.0,
     noise_multiplier=0.5,
     num_steps=100,
-    adjacency="add_remove",
+    adjacency="replace_one",
 )
 
 
