@@ -329,6 +329,19 @@ def test_ranks_that_are_the_same_in_all_worlds_are_flagged():
     assert "too wide" in middle.problems["w"]
 
 
+@pytest.mark.parametrize(("share", "is_named"), [(0.3, True), (0.005, False)])
+def test_clipping_is_named_where_intervals_miss(rehearsal, share, is_named):
+    missing = Calibration({"w": np.full((50, 2), float(NUM_DRAWS))}, NUM_DRAWS)
+    shares = np.full(np.shape(rehearsal.trace.clipped_share), share)
+    trace = rehearsal.trace._replace(clipped_share=shares)
+    found = dataclasses.replace(rehearsal, calibration=missing, trace=trace).caveats
+    assert any("intervals of w do not have their stated coverage" in text for text in found)
+    named = any(
+        "30% of the records are clipped, which biases the posterior" in text for text in found
+    )
+    assert named == is_named
+
+
 def test_draws_of_other_names_than_the_truth_are_refused():
     with pytest.raises(ValueError, match=r"names of draws must be among.*\['mean'\].*\['mu'\]"):
         rank_truth({"mu": jnp.ones(3)}, {"mean": jnp.ones(())})
