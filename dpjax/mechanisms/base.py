@@ -44,7 +44,7 @@ class Mechanism(abc.ABC):
 
     @property
     def num_releases(self) -> int:
-        """Number of noisy values released."""
+        """Number of noisy releases."""
         return self.guarantee.num_releases
 
     @abc.abstractmethod

@@ -302,10 +302,13 @@ def mechanism_of(
     schedule = description.noise_multiplier
     if isinstance(schedule, _NoiseSchedule):
         allowed = f"that of the mechanism whose noise it is, {schedule.sampling}"
-        # The size of physical batches, which costs memory alone, may differ.
-        one, other = (each.event([(1.0, 1)]) for each in (sampling, schedule.sampling))
-        same = one == other and sampling.num_examples == schedule.sampling.num_examples
-        check(same, "sampling", sampling, allowed)
+        # The size of physical batches, which costs memory alone, may differ. One step's event does
+        # not tell shuffled epochs of different batch sizes apart: that of all steps does.
+        given, planned = (
+            (type(s), s.num_examples, s.expected_batch_size, s.event([(1.0, schedule.num_steps)]))
+            for s in (sampling, schedule.sampling)
+        )
+        check(given == planned, "sampling", sampling, allowed)
         if done is not None and done > schedule.num_steps:
             raise ValueError(
                 f"optimizer has made {done} releases, but its noise was planned for"

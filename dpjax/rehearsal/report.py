@@ -36,7 +36,7 @@ _PRIVATE, _CONSTANT, _NOT_PRIVATE = "#0072b2", "#6b6f76", "#009e73"
 
 
 class Curve(NamedTuple):
-    """Errors by epsilon, in worlds that took no part in the choice.
+    """Error against epsilon, in simulated worlds that were not used to choose the settings.
 
     Attributes:
       epsilons: increasing; infinite without noise and clipping.

@@ -38,7 +38,7 @@ class Steps(Protocol):
     def init(
         self, mechanism: SubsampledGaussian, rate: Numeric, key: PRNGKey, records: PyTree
     ) -> PyTree:
-        """Returns the first state."""
+        """Returns the initial state of a run."""
 
     def update(
         self, mechanism: SubsampledGaussian, rate: Numeric, state: PyTree, records: PyTree

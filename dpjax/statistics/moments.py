@@ -50,7 +50,7 @@ _STEP = 1e-30
 
 @dataclass(frozen=True)
 class Statistic(abc.ABC):
-    """A smooth function of average products of columns, as a ratio of two others.
+    """A statistic that is a smooth function of moments of columns, as a ratio of two others.
 
     Attributes:
       label: of the query.

@@ -17,7 +17,12 @@ from helpers.inputs import gaussian_mechanism, update_of
 
 from dpjax.gradients import clipped_grad
 from dpjax.mechanisms import mechanism_of
-from dpjax.sampling import FixedSizeSampling, PoissonSampling, TruncatedPoissonSampling
+from dpjax.sampling import (
+    FixedSizeSampling,
+    PoissonSampling,
+    ShuffledEpochs,
+    TruncatedPoissonSampling,
+)
 from dpjax.transforms import (
     add_gaussian_noise,
     clip_per_example,
@@ -150,6 +155,24 @@ def test_mechanism_of_refuses_another_sampling_than_the_mechanisms():
     # Noise that is stated by itself knows of no sampling.
     state = run(optax.chain(noise(), optax.sgd(0.1)), PARAMS, steps=2)
     assert read(state, rarer).sampling == rarer
+
+
+@pytest.mark.parametrize(
+    ("planned", "given"),
+    [
+        (ShuffledEpochs(40, 20), ShuffledEpochs(40, 4)),  # fewer epochs in as many steps
+        (FixedSizeSampling(40, 40), ShuffledEpochs(40, 4)),
+        (FixedSizeSampling(40, 20), FixedSizeSampling(40, 4)),
+        (FixedSizeSampling(40, 4), FixedSizeSampling(400, 40)),
+    ],
+    ids=str,
+)
+def test_mechanism_of_refuses_another_sampling_of_any_kind(planned, given):
+    mechanism = described(6, planned, adjacency="zero_out")
+    state = run(mechanism.noise(KEY), PARAMS, steps=6)
+    with pytest.raises(ValueError, match=r"^sampling must be that of the mechanism whose noise"):
+        read(state, given, adjacency="zero_out")
+    assert read(state, planned, adjacency="zero_out") == mechanism
 
 
 def test_state_of_another_mechanism_is_refused():
