@@ -37,6 +37,7 @@ An int64 overflow would need noise beyond 128 scales, of probability below 1e-55
 Source: Canonne, Kamath & Steinke (2020), Algorithms 1 and 2; Karney (2016), Algorithm D.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -47,6 +48,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jax.experimental.buffer_callback import buffer_callback
 
 from dpjax._checks import as_key, as_numbers, check, is_traced, to_float64
 from dpjax._random import threefry
@@ -447,23 +449,23 @@ def call_on_host(
     ranks = [len(np.shape(value)) for value in values]
     given_dtypes = [np.dtype(value.dtype) if is_traced(value) else None for value in values]
 
-    def callback(key_bits: np.ndarray, *operands: jax.Array) -> list[Array]:
+    def callback(key_bits: npt.ArrayLike, *operands: npt.ArrayLike) -> list[Array]:
         # The arrays, traced or not, with the axes of one batch.
         traced_values = iter(operands)
         arrays = [
             value if dtype is None else _in_64_bits(_from_words(next(traced_values), dtype))
             for value, dtype in zip(values, given_dtypes, strict=True)
         ]
-        key_bits = np.asarray(key_bits)
+        bits = np.asarray(key_bits)
         axes = [a.shape[: a.ndim - rank] for a, rank in zip(arrays, ranks, strict=True)]
-        batch = np.broadcast_shapes(key_bits.shape[:-1], *axes)
-        key_bits = np.broadcast_to(key_bits, (*batch, 2))
+        batch = np.broadcast_shapes(bits.shape[:-1], *axes)
+        bits = np.broadcast_to(bits, (*batch, 2))
         arrays = [
             np.broadcast_to(a, batch + a.shape[a.ndim - rank :])
             for a, rank in zip(arrays, ranks, strict=True)
         ]
 
-        drawn = function(key_bits, arrays)
+        drawn = function(bits, arrays)
         return [_host_words(_cast(a, dtype)) for a, dtype in zip(drawn, dtypes, strict=True)]
 
     # The results come back as words, too.
@@ -472,11 +474,32 @@ def call_on_host(
         for result, dtype in zip(results, dtypes, strict=True)
     ]
     operands = [_device_words(value) for value in values if is_traced(value)]
-    released = jax.pure_callback(callback, shapes, key_bits, *operands, vmap_method="expand_dims")
+    released = _call_back(callback, shapes, key_bits, *operands)
     return [
         jax.lax.bitcast_convert_type(each, dtype) if dtype.itemsize == 8 else each
         for each, dtype in zip(released, dtypes, strict=True)
     ]
+
+
+def _call_back(
+    callback: Callable[..., list[Array]], shapes: list[jax.ShapeDtypeStruct], *operands: jax.Array
+) -> list[jax.Array]:
+    """Calls ``callback`` with the operands while a compiled program runs.
+
+    `jax.pure_callback` copies large operands on a thread of the CPU's pool and waits for that. The
+    only thread of a machine with one core may be the one that waits: there the operands are read,
+    and the results written, in place.
+    """
+
+    def in_place(_: object, results: list[Any], *buffers: Any) -> None:
+        for result, array in zip(results, callback(*buffers), strict=True):
+            np.asarray(result)[...] = array
+
+    return jax.lax.platform_dependent(
+        *operands,
+        cpu=buffer_callback(in_place, shapes, vmap_method="expand_dims"),
+        default=functools.partial(jax.pure_callback, callback, shapes, vmap_method="expand_dims"),
+    )
 
 
 # JAX enables 64 bits for a thread, and a callback may run on another one: there JAX rounds to 32

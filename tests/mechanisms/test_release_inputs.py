@@ -2,6 +2,9 @@
 
 import functools
 import math
+import os
+import subprocess
+import sys
 from fractions import Fraction
 
 import jax
@@ -57,6 +60,29 @@ def test_release_of_batches_under_vmap_and_scan(used):
 def test_release_of_large_arrays_under_jit():
     released = jax.jit(mechanism(Laplace, shape=(3, 50_000)).release)(KEY, jnp.zeros((3, 50_000)))
     assert np.unique(released).size > 140_000  # and the callback returns at all
+
+
+_ON_ONE_CORE = """
+import os
+
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+import jax
+import dpjax
+
+gaussian = dpjax.Gaussian(dpjax.Sensitivity(1.0, "l2", "add_remove", shape=(200_000,)), 2.0)
+late = jax.jit(lambda key: jax.numpy.linalg.matrix_power(jax.random.normal(key, (900, 900)), 8))
+release = jax.jit(lambda key, values: gaussian.release(key, values.ravel()[:200_000]))
+for key in jax.random.split(jax.random.key(0), 2):
+    released = release(key, late(key))
+    late(key)
+    released.block_until_ready()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be set here")
+def test_a_machine_with_one_core_does_not_wait_for_itself():
+    """Its only thread calls back, with values that were not ready when the release was called."""
+    subprocess.run([sys.executable, "-c", _ON_ONE_CORE], check=True, timeout=100)
 
 
 @pytest.mark.parametrize("used", every_mechanism(), ids=lambda used: type(used).__name__)
