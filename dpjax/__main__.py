@@ -1,8 +1,9 @@
 """The command ``dpjax``, also ``python -m dpjax``: the privacy of DP-SGD from the shell.
 
-Every command but ``rehearse`` builds a `SubsampledGaussian` from its options and prints what its
-certificate has; ``rehearse`` runs a Python file and prints the `Rehearsal` that it makes. JAX and
-dp-accounting, which take a second to import, are imported after the options were read.
+``rehearse`` runs a Python file and prints the `Rehearsal` that it makes, ``verify`` verifies files
+of certificates; every other command builds a `SubsampledGaussian` from its options and prints what
+its certificate has. JAX and dp-accounting, which take a second to import, are imported after the
+options were read.
 """
 
 import argparse
@@ -59,6 +60,7 @@ _EXAMPLES = {
     ),
     "compare": "--n 60000 --batch 256 --epochs 60 --sigma 1.1 --epsilon 2.1 --delta 1e-5",
     "rehearse": "plan.py --html report.html",
+    "verify": "certificate.json",
 }
 # Options by the names that arguments of the library have in its errors.
 _OPTION_OF = {
@@ -81,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the command and its options; by default those of the process.
 
     Returns:
-      The exit status, 0.
+      The exit status, 0; of ``verify`` also 1 or 2, where a certificate is not verified.
 
     Raises:
       SystemExit: status 2 for options that are not allowed, with the reason on standard error;
@@ -94,7 +96,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     ...
     0
     """
-    arguments = _parser().parse_args(argv)
+    # Verification needs neither JAX nor the rest of dpjax, and has a parser of its own.
+    given = sys.argv[1:] if argv is None else argv
+    if given[:1] == ["verify"]:
+        from dpjax import verify
+
+        return verify.main(given[1:])
+    arguments = _parser().parse_args(given)
     try:
         arguments.run(arguments)
     except (ImportError, ValueError) as error:
@@ -150,7 +158,7 @@ def _run_certificate(arguments: argparse.Namespace) -> None:
     if arguments.plot:
         certificate.plot().savefig(arguments.plot, dpi=150)
     if arguments.json:
-        _print_json(certificate.to_dict())
+        print(certificate.to_json())
     else:
         print(certificate.paragraph() if arguments.paragraph else certificate)
 
@@ -563,6 +571,7 @@ def _parser() -> argparse.ArgumentParser:
                     _add_option(group, name)
             else:
                 _add_option(command, names[0], required=required)
+    commands.add_parser("verify", help="Whether files of certificates are right.", add_help=False)
     return parser
 
 

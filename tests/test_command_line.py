@@ -140,7 +140,7 @@ def test_certificate_is_that_of_the_mechanism(run, values):
     line += " --unit 'one image'"
     assert run(line) == f"{certificate}\n"
     assert run(f"{line} --paragraph") == f"{certificate.paragraph()}\n"
-    assert values(line) == json.loads(json.dumps(certificate.to_dict()))
+    assert run(f"{line} --json") == f"{certificate.to_json()}\n"
     calibrated = f"certificate {PLAN} --epsilon 1 {STATED}"
     assert (
         values(calibrated)["epsilon"]
@@ -240,6 +240,7 @@ def test_example_of_each_help_runs(command, run, capsys, plan):
     with pytest.raises(SystemExit):
         main([command, "--help"])
     assert f"dpjax {command} {_EXAMPLES[command]}\n" in capsys.readouterr().out
+    Path("certificate.json").write_text(run(f"certificate {_EXAMPLES['certificate']}"), "utf-8")
     assert run(f"{command} {_EXAMPLES[command]}")
 
 

@@ -17,10 +17,11 @@ without the record another one takes its place in the batch, and the two batch s
 to one clip bound, are up to two apart. If the sample is all of the data, none takes its place.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from absl import logging
@@ -313,6 +314,29 @@ def event_name(event: DpEvent) -> str:
     """Returns the type of ``event``, and after "of" the type of what it samples or repeats."""
     inner = getattr(event, "event", None)
     return type(event).__name__ + ("" if inner is None else f" of {event_name(inner)}")
+
+
+def event_values(event: DpEvent) -> dict[str, Any]:
+    """Returns the type and the parameters of ``event`` as JSON-ready values, from which it follows.
+
+    >>> event_values(dp_event.PoissonSampledDpEvent(0.5, GaussianDpEvent(2.0)))
+    {'type': 'PoissonSampled', 'sampling_probability': 0.5,
+     'event': {'type': 'Gaussian', 'noise_multiplier': 2.0}}
+    """
+    # dp-accounting's events are classes of attrs, dpjax's are dataclasses.
+    is_own = dataclasses.is_dataclass(event)
+    fields = dataclasses.fields(event) if is_own else type(event).__attrs_attrs__
+    values: dict[str, Any] = {"type": type(event).__name__.removesuffix("DpEvent")}
+    for field in fields:
+        value = getattr(event, field.name)
+        if isinstance(value, DpEvent):
+            value = event_values(value)
+        elif isinstance(value, list | tuple):
+            value = [event_values(inner) for inner in value]
+        elif isinstance(value, np.generic):
+            value = value.item()
+        values[field.name] = value
+    return values
 
 
 def with_inner(event: DpEvent, inner: DpEvent) -> DpEvent:

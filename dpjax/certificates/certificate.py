@@ -2,19 +2,28 @@
 
 import dataclasses
 import functools
+import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from dpjax._checks import check_delta, check_type
+from dpjax import verify
+from dpjax._checks import check, check_delta, check_type
+from dpjax.accounting import gdp
 from dpjax.accounting.accountants import (
     METHODS,
     certified_epsilon,
     compute_epsilon,
 )
 from dpjax.accounting.event_tradeoff import curve_bounds, guaranteed_curve
-from dpjax.accounting.events import AtomicEvents, UnsupportedEventError, decompose
+from dpjax.accounting.events import (
+    AtomicEvents,
+    UnsupportedEventError,
+    decompose,
+    event_values,
+)
 from dpjax.accounting.lower_bounds import epsilon_lower_bound
 from dpjax.accounting.risk import (
     ADVANTAGE,
@@ -26,7 +35,7 @@ from dpjax.accounting.risk import (
 )
 from dpjax.accounting.tradeoff import TradeOff
 from dpjax.certificates.figure import plot_tradeoff
-from dpjax.certificates.render import Estimate, Report, Table, round_down, round_up
+from dpjax.certificates.render import Estimate, Report, Table, as_json, round_down, round_up
 from dpjax.guarantee import (
     NEIGHBOURS,
     Guarantee,
@@ -53,6 +62,7 @@ _LOWER_BOUND_NOTE = (
     " certify less"
 )
 _RISKS_NOTE = "the certified trade-off function"
+_MU_NOTE = f"the best curve of Gaussian DP below, at errors of {gdp.LEAST_ERROR:g} and more"
 _OTHER_BOUNDS_NOTE = (
     "the bounds in parentheses are not guarantees: they are those of a trade-off function that no"
     " accountant which composes the releases can exceed"
@@ -65,6 +75,9 @@ _EXACT_NOISE_CAVEAT = (
     "Noise is sampled exactly, so the guarantee holds for every bit of the output; the time that a"
     " draw takes depends on the noise."
 )
+# The packages whose versions a file states, and what its reader fills in.
+_COMPUTED_BY = ("dpjax", "dp-accounting")
+_BLANK = "TO BE FILLED IN"
 TUNING_CAVEAT = "The privacy cost of tuning hyper-parameters on the same data is not included."
 NORMS_CAVEAT = "Per-example norms and losses are private, and publishing them is not covered."
 _DELTA_CAVEAT = (
@@ -133,6 +146,11 @@ class Certificate(Report):
         """Upper and lower bounds on the success of the best attack, by several metrics."""
         return attack_risks(self.curve, self.curve_upper)
 
+    @functools.cached_property
+    def gaussian(self) -> gdp.GaussianSummary:
+        """The least mu for which the mechanism is mu-Gaussian private, and its regret."""
+        return gdp.summarize(self.curve)
+
     @property
     def risks_note(self) -> str:
         """What the risks are computed from, or why only one of the two bounds is."""
@@ -171,6 +189,8 @@ class Certificate(Report):
 
         # What an attack can do, and all tables in order.
         risks = [(risk.name, _format_risk(risk)) for risk in self.risks]
+        mu, regret = map(round_up, self.gaussian)
+        risks.append(("Gaussian DP", f"mu at most {mu}, with regret {regret} ({_MU_NOTE})"))
         risks.append(("computed from", self.risks_note))
         return [
             ("Guarantee", rows),
@@ -231,7 +251,9 @@ class Certificate(Report):
             " advantage (true positive rate minus false positive rate) of at most"
             f" {upper[ADVANTAGE]}, and a true positive rate of at most"
             f" {upper[true_positive_rate_at(first)]} at a false positive rate of {first:g},"
-            f" {', '.join(rates)} and {last_rate}."
+            f" {', '.join(rates)} and {last_rate}. As one number, the release is mu-Gaussian"
+            f" differentially private with mu = {round_up(self.gaussian.mu)}, at type I and II"
+            f" errors of {gdp.LEAST_ERROR:g} and more (regret {round_up(self.gaussian.regret)})."
         )
 
         # The estimates that are no guarantee, and the caveats.
@@ -257,6 +279,129 @@ class Certificate(Report):
             attack_goal=self.attack_goal,
         )
 
+    def to_json(self) -> str:
+        """Returns the text of a file that can be verified without dpjax.
+
+        It holds all of `to_dict`, and what is needed to compute the guarantee anew: the event and
+        what is public. ``dpjax verify certificate.json``, or ``dpjax/verify.py`` copied to a
+        machine that has only numpy, scipy and dp-accounting, does that. The form is the JSON Schema
+        that ``dpjax verify --schema`` prints.
+
+        >>> import json, dpjax
+        >>> mechanism = dpjax.Gaussian(dpjax.Sensitivity(1.0, "l2", "zero_out"), scale=2.0)
+        >>> text = mechanism.certificate(1e-5).to_json()
+        >>> json.loads(text)["event"]
+        {'type': 'Gaussian', 'noise_multiplier': 2.0}
+        """
+        guarantee = self.guarantee
+        own = {
+            "format": verify.FORMAT,
+            **self.to_dict(),
+            "size_constants": guarantee.size_constants,
+            "num_examples": guarantee.num_examples,
+            "exact_noise": guarantee.exact_noise,
+            "event": event_values(guarantee.event),
+            "versions": {name: version(name) for name in _COMPUTED_BY},
+        }
+        values = as_json({name: own[name] for name in verify.SCHEMA["properties"] if name in own})
+        return json.dumps({**values, "hash": verify.content_hash(values)}, indent=2)
+
+    def to_registry(self, *, name: str, curators: Sequence[str]) -> dict[str, Any]:
+        """Returns a draft record for the public registry of deployments of differential privacy.
+
+        What a certificate knows is filled in; what it cannot know, such as who may see the data, is
+        marked ``"TO BE FILLED IN"``. Written as YAML it is a file of the registry.
+
+        Source: the registry's records of September 2026, github.com/opendp/deployments-registry.
+
+        Args:
+          name: of what is published.
+          curators: who publish it, at least one.
+
+        Raises:
+          ValueError: ``name`` is empty, or there is no curator.
+
+        >>> import dpjax
+        >>> mechanism = dpjax.Gaussian(dpjax.Sensitivity(1.0, "l2", "zero_out"), scale=2.0)
+        >>> record = mechanism.certificate(1e-5).to_registry(name="Total", curators=["An office"])
+        >>> record["deployment"]["privacy_loss"]["privacy_unit"]
+        'one record'
+        """
+        check(isinstance(name, str) and bool(name), "name", name, "a text that is not empty")
+        named = isinstance(curators, list | tuple) and all(isinstance(one, str) for one in curators)
+        check(named and bool(curators), "curators", curators, "one name or more, in a list")
+        guarantee, lower = self.guarantee, self.epsilon_lower
+        noise = "sampled exactly" if guarantee.exact_noise else "sampled in floating point"
+        versions = " and ".join(f"{each} {version(each)}" for each in _COMPUTED_BY)
+
+        # What the number of records is used for is not protected.
+        constants = ", ".join(guarantee.size_constants)
+        unprotected = f"The number of records{f', through {constants}' if constants else ''}."
+        below = "not available" if lower is None else round_down(lower)
+        described = "\n".join(f"- {head}: {text}" for head, text in guarantee.description.items())
+        return {
+            "status": "Draft",
+            "tier": 3,
+            "url_slug": _BLANK,
+            "deployment": {
+                "basic": {
+                    "name": name,
+                    "data_curators": [
+                        {"data_curator_name": one, "data_curator_type": _BLANK} for one in curators
+                    ],
+                    "intended_use": _BLANK,
+                    "data_product_type": _BLANK,
+                    "data_product_region": _BLANK,
+                    "description": _BLANK,
+                    "publication_date": _BLANK,
+                    "data_product_sector": _BLANK,
+                },
+                "dp_variant": {
+                    "variant_name": "Approximate DP",
+                    "data_domain": _BLANK,
+                    "unprotected_quantities": (
+                        unprotected if guarantee.is_size_public else "None by the mechanism."
+                    ),
+                },
+                "privacy_loss": {
+                    "privacy_unit": guarantee.unit,
+                    "privacy_unit_details": (
+                        f"Adjacency {guarantee.adjacency!r}: {NEIGHBOURS[guarantee.adjacency]}."
+                    ),
+                    "privacy_parameters": {"epsilon": self.epsilon, "delta": self.delta},
+                    "privacy_parameters_details": (
+                        f"Epsilon is an upper bound ({ACCOUNTANTS[self.accountant]}); no accountant"
+                        f" that composes the releases certifies less than: {below}. Gaussian DP: mu"
+                        f" {round_up(self.gaussian.mu)}, regret {round_up(self.gaussian.regret)}."
+                    ),
+                },
+                "deployment_model": {
+                    "model_name": _BLANK,
+                    "model_name_details": _BLANK,
+                    "actors": _BLANK,
+                    "release_type": _BLANK,
+                    "release_type_details": _BLANK,
+                    "data_source_type": _BLANK,
+                    "access_type": _BLANK,
+                    "access_type_details": _BLANK,
+                },
+                "accounting": {
+                    "post_processing": _BLANK,
+                    "composition": (
+                        f"{guarantee.num_releases:,} noisy releases, composed by {versions}."
+                    ),
+                },
+                "implementation": {
+                    "preprocessing_and_hyperparameter_tuning": (
+                        f"Settings: {guarantee.tuning}." if guarantee.tuning else _BLANK
+                    ),
+                    "mechanisms": f"{described}\n- noise: {noise}, by dpjax {version('dpjax')}",
+                    "justification": _BLANK,
+                },
+                "administrative": {"sources": _BLANK, "registry_authors": [_BLANK]},
+            },
+        }
+
     def _values(self) -> dict[str, Any]:
         guarantee = self.guarantee
         return {
@@ -265,6 +410,8 @@ class Certificate(Report):
             "epsilon_lower_note": self.epsilon_lower_note,
             "delta": self.delta,
             "accountant": self.accountant,
+            "mu": self.gaussian.mu,
+            "mu_regret": self.gaussian.regret,
             "adjacency": guarantee.adjacency,
             "is_size_public": guarantee.is_size_public,
             "unit": guarantee.unit,

@@ -8,10 +8,12 @@ import sys
 
 import numpy as np
 import pytest
+from dp_accounting import dp_event
 from helpers.accounting_cases import FakeMechanism, Noiseless, Selection
 from matplotlib.collections import FillBetweenPolyCollection
 
 import dpjax
+from dpjax import accounting
 from dpjax.accounting import UnsupportedEventError, epsilon, gdp, risk, tradeoff
 from dpjax.accounting.tradeoff import ApproximateDP
 from dpjax.certificates import certify
@@ -208,7 +210,7 @@ def test_repr_html_is_escaped(certificate):
     page = certificate._repr_html_()
     assert "one &lt;image&gt;" in page
     assert "<image>" not in page
-    assert page.count("<tr>") == page.count("</tr>") == 8 + 1 + 4 + 8
+    assert page.count("<tr>") == page.count("</tr>") == 8 + 1 + 4 + 9
     assert "at most " + round_up(certificate.risks[0].upper) in page
 
 
@@ -383,3 +385,118 @@ def test_plot_without_upper_curve_or_privacy():
     noiseless.canvas.draw()
     assert not any("only" in label for label in _lines(noiseless.axes[0]))
     assert np.all(_lines(noiseless.axes[0])["certified trade-off function"].get_ydata() == 0)
+
+
+# The fields of the registry's records of September 2026, by section.
+REGISTRY = {
+    "basic": "name data_curators intended_use data_product_type data_product_region description"
+    " publication_date data_product_sector",
+    "dp_variant": "variant_name data_domain unprotected_quantities",
+    "privacy_loss": "privacy_unit privacy_unit_details privacy_parameters"
+    " privacy_parameters_details",
+    "deployment_model": "model_name model_name_details actors release_type release_type_details"
+    " data_source_type access_type access_type_details",
+    "accounting": "post_processing composition",
+    "implementation": "preprocessing_and_hyperparameter_tuning mechanisms justification",
+    "administrative": "sources registry_authors",
+}
+
+
+def test_to_registry_has_the_fields_of_the_registry(certificate):
+    record = certificate.to_registry(name="Counts", curators=["An office", "A bureau"])
+    assert {key: set(values) for key, values in record["deployment"].items()} == {
+        key: set(fields.split()) for key, fields in REGISTRY.items()
+    }
+    assert set(record) == {"status", "tier", "url_slug", "deployment"}
+    assert record["status"] == "Draft"
+    curators = [one["data_curator_name"] for one in record["deployment"]["basic"]["data_curators"]]
+    assert curators == ["An office", "A bureau"]
+    loss = record["deployment"]["privacy_loss"]
+    assert loss["privacy_parameters"] == {"epsilon": certificate.epsilon, "delta": DELTA}
+    assert "one record is added or removed" in loss["privacy_unit_details"]
+    assert round_up(certificate.gaussian.mu) in loss["privacy_parameters_details"]
+    json.dumps(record, allow_nan=False)
+
+
+def test_to_registry_says_what_is_public_and_how_settings_were_chosen(certificate):
+    implementation = certificate.to_registry(name="A", curators=["B"])["deployment"]
+    assert implementation["implementation"]["preprocessing_and_hyperparameter_tuning"] == (
+        "TO BE FILLED IN"
+    )
+    sampling = dpjax.PoissonSampling(1_000, 0.1)
+    mechanism = dpjax.SubsampledGaussian(
+        sampling,
+        l2_clip=1.0,
+        noise_multiplier=2.0,
+        num_steps=10,
+        adjacency="add_remove",
+        tuning="on public records",
+    )
+    record = mechanism.certificate(DELTA).to_registry(name="A", curators=["B"])["deployment"]
+    tuning = record["implementation"]["preprocessing_and_hyperparameter_tuning"]
+    assert tuning == "Settings: on public records."
+    assert record["dp_variant"]["unprotected_quantities"].startswith("The number of records")
+
+
+@pytest.mark.parametrize(
+    ("name", "curators", "message"),
+    [
+        ("", ["An office"], r"name must be a text that is not empty, got ''"),
+        ("Counts", [], r"curators must be one name or more, in a list, got \[\]"),
+        ("Counts", "An office", r"curators must be one name or more, in a list, got 'An office'"),
+    ],
+)
+def test_to_registry_refuses(certificate, name, curators, message):
+    with pytest.raises(ValueError, match=message):
+        certificate.to_registry(name=name, curators=curators)
+
+
+@pytest.mark.parametrize(
+    ("curve", "mu", "regret"),
+    [
+        # Closed forms: 2 Phi^-1(1 - e^(-1 / 2b) / 2) and -2 Phi^-1(1 / (e^epsilon + 1)).
+        (tradeoff.Laplace(1.0), 1.030064, 0.037),
+        (tradeoff.Laplace(1.25), 0.851418, 0.0347),
+        (tradeoff.Laplace(2.0), 0.561764, 0.0272),
+        (ApproximateDP(1.0, slack=0.0), 1.232035, 0.0575),
+        (ApproximateDP(2.0, slack=0.0), 2.357961, 0.0563),
+        (tradeoff.Gaussian(0.02), 0.02, 0.0),
+        (tradeoff.Gaussian(1.5), 1.5, 0.0),
+        (tradeoff.Gaussian(6.0), 6.0, 0.0),
+    ],
+)
+def test_the_mu_of_a_curve_is_a_close_bound(curve, mu, regret):
+    summary = gdp.summarize(curve)
+    assert -1e-6 <= summary.mu - mu <= 5e-5
+    assert summary.regret == pytest.approx(regret, abs=1e-4)
+
+
+def test_the_curve_of_mu_is_below_and_of_a_smaller_mu_is_not(certificate):
+    alphas = np.geomspace(gdp.LEAST_ERROR, 0.5, 3_000)
+    mu = certificate.gaussian.mu
+    assert np.all(tradeoff.Gaussian(mu)(alphas) <= certificate.curve(alphas) + 1e-15)
+    below = tradeoff.Gaussian(mu - 1e-3)(alphas) <= certificate.curve(alphas)
+    assert not np.all(below)  # power
+
+
+def test_mu_and_regret_of_a_published_example():
+    """gdpnum's for noise multiplier 9.4, rate 0.328, 2,000 steps; there to errors of 1e-10."""
+    step = dp_event.PoissonSampledDpEvent(0.328, dp_event.GaussianDpEvent(9.4))
+    event = dp_event.SelfComposedDpEvent(step, 2_000)
+    curve = accounting.tradeoff_curve(event, adjacency="add_remove")
+    assert gdp.summarize(curve, least_error=1e-10).mu == pytest.approx(1.5685622, abs=1e-4)
+    assert gdp.summarize(curve, least_error=1e-10).regret == pytest.approx(0.0010208, abs=1e-5)
+
+
+def test_mu_where_a_record_is_seen():
+    """A record is seen with probability 0.01: of the least error, Phi^-1 of 1 - 1e-7 and 0.99."""
+    assert gdp.summarize(ApproximateDP(1.0, slack=0.01)).mu == pytest.approx(2.8730, abs=1e-4)
+    revealed = FakeMechanism(0.0).certificate(DELTA)
+    assert revealed.gaussian == (math.inf, 1.0)
+    assert revealed.to_dict()["mu"] == "inf"
+
+
+@pytest.mark.parametrize("least_error", [0.0, 0.5, -1.0, math.nan])
+def test_summarize_refuses(least_error):
+    with pytest.raises(ValueError, match=r"least_error must be (a number )?in \(0, "):
+        gdp.summarize(tradeoff.Gaussian(1.0), least_error=least_error)

@@ -248,6 +248,9 @@ VALUES: dict[str, Any] = {
     "scale": 4.0,
     "progress": False,
     "method": "auto",
+    # Certificates.
+    "certificates.Certificate.to_registry: name": "Counts",
+    "certificates.Certificate.to_registry: curators": lambda: ["An office"],
     # Mechanisms and their statistics.
     "sensitivity": lambda: bound_of("l2"),
     "value": 1.0,
@@ -703,6 +706,7 @@ RESULTS = {
     name
     for package, names in {
         "accounting": ["EpsilonBounds", "ProfileBounds"],
+        "accounting.gdp": ["GaussianSummary"],
         "accounting.tradeoff": [
             "PrivacyLossMoments",
             "Group",

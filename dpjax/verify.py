@@ -1,0 +1,1085 @@
+"""Verifies the file of a certificate: ``python -m dpjax.verify certificate.json``.
+
+This module needs numpy, scipy and dp-accounting, neither dpjax nor JAX: copied to another machine
+it runs by itself, ``python verify.py certificate.json``. It takes what a file states about the
+mechanism, computes the guarantee anew, and compares.
+
+- The form: every field of `SCHEMA`, and no other, with values that are allowed.
+- The hash of all other fields, which shows an accidental change. Anyone can compute it anew: it is
+  no signature.
+- Epsilon, its lower bound, the attack risks and mu, which follow from the event, the adjacency and
+  delta. dpjax composes losses on a grid of its own and by closed forms; here the privacy loss
+  distributions of dp-accounting are composed, each built from the event by dp-accounting, or by
+  the formula of the release's delta where dp-accounting has none. The results must agree to
+  within `TOLERANCE`.
+- What must be consistent: the caveats with the run and with the tuning, the estimates with epsilon,
+  the number of records with the event, and more.
+
+What cannot be seen in a file: that the mechanism was run as it is described, that its key was
+secret, that nothing else was published, and who issued it.
+"""
+
+import argparse
+import collections
+import hashlib
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from dp_accounting.pld import common, pld_pmf
+from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.privacy_accountant import NeighboringRelation
+from scipy.signal import lfilter
+from scipy.special import log_ndtr, ndtri
+from scipy.stats import binom, chi2
+
+FORMAT = "dpjax certificate 1"
+# Relative difference of two computations of the same number that is taken as rounding.
+TOLERANCE = 0.01
+# Of attack risks and mu, which depend on the curve where it is less accurate.
+_RISK_TOLERANCE = 0.02
+# Differences below these do not matter: of epsilon, of risks, and of mu, which rare losses decide.
+_ABSOLUTE, _RISK_ABSOLUTE, _MU_ABSOLUTE = 2e-6, 1e-7, 5e-4
+# The bound on mu may be so much above what is computed here: the risks are of a coarser grid.
+_MU_LOOSE = 0.1
+# The interval of the grid of losses, in standard deviations of one release's loss, and the most
+# intervals that the losses of one release may span.
+_INTERVAL, _MOST_CELLS = 0.02, 1_000_000
+# Normal variables farther out than this are rarer than 1e-22.
+_FARTHEST = 10.0
+# Different noise multipliers at one sampling rate, beyond which those next to another are merged.
+_MOST_NOISES = 16
+# Discrete Gaussian noise from this variance on, in squared units, is as good as continuous noise
+# of the variance less the second number (in the first case less the third).
+_FINE_VARIANCE, _SMOOTHING, _SHEPPARD = 1e4, 4.0, 1 / 12
+# Beyond these the partitions of a squared sensitivity are not tried.
+_EXACT_VARIANCE, _EXACT_SQUARE = 100.0, 30
+# Errors below this do not count for mu, and deltas below this not for the curve, of which so many
+# slopes are tried.
+_LEAST_ERROR, _LEAST_DELTA, _MOST_SLOPES = 1e-7, 1e-13, 10_000
+
+Array: TypeAlias = npt.NDArray[np.floating]
+Loss: TypeAlias = pld.PrivacyLossDistribution
+Values: TypeAlias = Mapping[str, Any]
+# The fields of an event beside its type; "event" and "events" are events again.
+_EVENTS: dict[str, dict[str, Any]] = {
+    "Approximate": {"epsilon": "number", "delta": "share"},
+    "Composed": {"events": "events"},
+    "DiscreteGaussian": {"noise_multiplier": "number", "scale": "number"},
+    "DiscreteLaplace": {"noise_parameter": "number", "sensitivity": "number"},
+    "Gaussian": {"noise_multiplier": "number"},
+    "Laplace": {"noise_multiplier": "number"},
+    "NoOp": {},
+    "NonPrivate": {},
+    "PoissonSampled": {"sampling_probability": "share", "event": "event"},
+    "RandomizedResponse": {"noise_parameter": "share", "num_buckets": "count"},
+    "RepeatAndSelect": {"event": "event", "mean": "number", "shape": "number"},
+    "SampledWithoutReplacement": {
+        "source_dataset_size": "count",
+        "sample_size": "count",
+        "event": "event",
+    },
+    "SelfComposed": {"event": "event", "count": "count"},
+    "TruncatedSubsampledGaussian": {
+        "dataset_size": "count",
+        "sampling_probability": "share",
+        "truncated_batch_size": "count",
+        "noise_multiplier": "number",
+    },
+    "Wishart": {"degrees_of_freedom": "count", "scale_over_square": "number"},
+    "ZC": {"rho": "number", "xi": "number"},
+}
+_TYPES: dict[str, dict[str, Any]] = {
+    "count": {"type": "integer", "minimum": 0},
+    "number": {"oneOf": [{"type": "number", "minimum": 0}, {"const": "inf"}]},
+    "share": {"type": "number", "minimum": 0, "maximum": 1},
+    "event": {"$ref": "#/$defs/event"},
+    "events": {"type": "array", "items": {"$ref": "#/$defs/event"}},
+}
+# What an attack is measured by, and what guessing attains.
+_RISKS = {
+    "advantage": 0.0,
+    "accuracy at prior 0.5": 0.5,
+    "accuracy at prior 0.1": 0.9,
+    "TPR at FPR 0.01": 0.01,
+    "TPR at FPR 0.001": 0.001,
+    "TPR at FPR 1e-05": 1e-5,
+    "sum of errors": 1.0,
+}
+_TEXT: dict[str, Any] = {"type": "string"}
+_TEXTS: dict[str, Any] = {"type": "array", "items": _TEXT}
+_NUMBER = _TYPES["number"]
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"oneOf": [schema, {"type": "null"}]}
+
+
+def _object(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns the schema of an object of exactly these fields."""
+    return {
+        "type": "object",
+        "properties": fields,
+        "required": list(fields),
+        "additionalProperties": False,
+    }
+
+
+# The form of a certificate's file, as a JSON Schema: `docs/reference/certificate.schema.json`.
+SCHEMA: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": FORMAT,
+    "description": (
+        "A differential privacy guarantee and the event from which it can be computed anew."
+        " Infinity is the text 'inf'. A noise multiplier is the noise's standard deviation (of"
+        " Laplace noise its scale) over one clip bound, whatever the adjacency."
+    ),
+    **_object(
+        {
+            "format": {"const": FORMAT},
+            "epsilon": _NUMBER,
+            "delta": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+            "accountant": {"enum": ["pld", "rdp"]},
+            "epsilon_lower": _nullable(_NUMBER),
+            "epsilon_lower_note": _TEXT,
+            "mu": _NUMBER,
+            "mu_regret": _TYPES["share"],
+            "adjacency": {"enum": ["add_remove", "zero_out", "replace_one"]},
+            "unit": _TEXT,
+            "is_size_public": {"type": "boolean"},
+            "size_constants": _TEXTS,
+            "num_examples": _nullable(_TYPES["count"]),
+            "num_releases": {"type": "integer", "minimum": 1},
+            "num_steps_run": _nullable(_TYPES["count"]),
+            "first_plan": _nullable(_TYPES["count"]),
+            "seeded": {"type": "boolean"},
+            "exact_noise": {"type": "boolean"},
+            "tuning": {
+                "enum": [
+                    None,
+                    "on simulated records",
+                    "on public records",
+                    "fixed in advance",
+                    "on the private records, not counted",
+                ]
+            },
+            "description": {"type": "object", "additionalProperties": _TEXT},
+            "event": _TYPES["event"],
+            "estimates": {
+                "type": "array",
+                "items": _object(
+                    {
+                        "method": _TEXT,
+                        "epsilon": _nullable(_NUMBER),
+                        "kind": {"enum": ["guarantee", "bound", "approximation", "unavailable"]},
+                        "note": _TEXT,
+                        "order": _nullable(_NUMBER),
+                    }
+                ),
+            },
+            "risks": {
+                "type": "array",
+                "items": _object(
+                    {
+                        "name": {"enum": list(_RISKS)},
+                        "lower": _nullable(_TYPES["share"]),
+                        "upper": _nullable(_TYPES["share"]),
+                        "guessing": _TYPES["share"],
+                    }
+                ),
+            },
+            "risks_note": _TEXT,
+            "caveats": _TEXTS,
+            "versions": {"type": "object", "additionalProperties": _TEXT},
+            "hash": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
+        }
+    ),
+    "$defs": {
+        "event": {
+            "oneOf": [
+                _object(
+                    {"type": {"const": name}, **{key: _TYPES[kind] for key, kind in one.items()}}
+                )
+                for name, one in _EVENTS.items()
+            ]
+        }
+    },
+}
+
+
+class Verification(NamedTuple):
+    """What came of a verification.
+
+    Attributes:
+      verdict: ``"verified"``; ``"refused"``, if something in the file is wrong; ``"not decided"``,
+        if nothing is, but epsilon could not be computed a second time.
+      reasons: a sentence for everything that is wrong, or that could not be computed.
+      epsilon: as computed here; ``None`` where it was not.
+    """
+
+    verdict: Literal["verified", "refused", "not decided"]
+    reasons: tuple[str, ...]
+    epsilon: float | None = None
+
+
+class UndecidedError(Exception):
+    """No second computation of an event's guarantee is known here."""
+
+
+def verify(values: Values) -> Verification:
+    """Verifies the content of a certificate's file.
+
+    Args:
+      values: of the file, as ``json.loads`` returns them.
+
+    >>> verify({"format": FORMAT}).reasons[0]
+    'the certificate must have the field "epsilon"'
+    """
+    # The form first: what follows takes it for granted.
+    if wrong := list(_form_errors(values, SCHEMA, "")):
+        return Verification("refused", tuple(wrong))
+
+    # What the fields say of each other.
+    reasons = list(_inconsistencies(values))
+    if values["hash"] != content_hash(values):
+        reasons.append(
+            "the hash is not that of the other fields: the file was changed after it was written"
+        )
+
+    # What follows from the event.
+    try:
+        epsilon, wrong = _compare_account(values)
+    except UndecidedError as reason:
+        undecided = f"epsilon was not computed a second time: {reason}"
+        return Verification("refused" if reasons else "not decided", (*reasons, undecided))
+    reasons += wrong
+    return Verification("refused" if reasons else "verified", tuple(reasons), epsilon)
+
+
+def content_hash(values: Values) -> str:
+    """Returns the SHA-256 of all fields but the hash, in JSON of sorted keys without spaces.
+
+    >>> content_hash({"b": 1, "a": [2.5], "hash": "of what was there before"})[:14]
+    'sha256:11cf705'
+    """
+    content = {name: value for name, value in values.items() if name != "hash"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _form_errors(value: Any, schema: Values, path: str) -> Iterator[str]:
+    """Yields a sentence for everything in ``value`` that the schema does not allow."""
+    name = f'"{path}"' if path else "the certificate"
+    if "$ref" in schema:
+        schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
+
+    # Alternatives: events by their type, numbers, and null.
+    if "oneOf" in schema:
+        options: Sequence[Values] = schema["oneOf"]
+        kind = value.get("type") if isinstance(value, dict) else None
+        for one in options:
+            if kind is not None and one.get("properties", {}).get("type") == {"const": kind}:
+                yield from _form_errors(value, one, path)
+                return
+        if all(any(True for _ in _form_errors(value, one, path)) for one in options):
+            yield f"{name} has a value that is not allowed, {_shown(value)}"
+        return
+
+    # A constant, one of several values, or a type.
+    if "const" in schema or "enum" in schema:
+        allowed = schema.get("enum", [schema.get("const")])
+        if not any(value == one and type(value) is type(one) for one in allowed):
+            one_of = "one of " if len(allowed) > 1 else ""
+            shown = ", ".join(map(_shown, allowed))
+            yield f"{name} must be {one_of}{shown}, got {_shown(value)}"
+        return
+    kind = schema["type"]
+    if not _is_of_type(value, kind):
+        yield f"{name} must be of type {kind}, got {_shown(value)}"
+        return
+
+    # Ranges and patterns.
+    if kind in ("number", "integer"):
+        inside = (
+            schema.get("minimum", -math.inf) <= value <= schema.get("maximum", math.inf)
+            and schema.get("exclusiveMinimum", -math.inf) < value
+            and value < schema.get("exclusiveMaximum", math.inf)
+        )
+        if not inside:
+            yield f"{name} is out of range, got {value:g}"
+    if "pattern" in schema and not re.fullmatch(schema["pattern"], value):
+        yield f"{name} must match {schema['pattern']}, got {_shown(value)}"
+
+    # What is inside.
+    if kind == "array":
+        for number, entry in enumerate(value):
+            yield from _form_errors(entry, schema["items"], f"{path}[{number}]")
+    if kind == "object":
+        fields = schema.get("properties", {})
+        yield from (f'{name} must have the field "{key}"' for key in fields if key not in value)
+        for key, entry in value.items():
+            inner = fields.get(key, schema["additionalProperties"])
+            if inner is False:
+                yield f'{name} has an unknown field, "{key}"'
+            else:
+                yield from _form_errors(entry, inner, f"{path}.{key}" if path else key)
+
+
+def _is_of_type(value: Any, kind: str) -> bool:
+    if kind in ("number", "integer"):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and math.isfinite(value) and (kind == "number" or isinstance(value, int))
+    types = {"string": str, "boolean": bool, "array": list, "object": dict, "null": type(None)}
+    return isinstance(value, types[kind])
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _inconsistencies(values: Values) -> Iterator[str]:
+    """Yields a sentence for every two fields that contradict each other."""
+    adjacency, caveats = values["adjacency"], " ".join(values["caveats"])
+
+    # Whether the number of records is public, and what it is.
+    public = adjacency != "add_remove" or bool(values["size_constants"])
+    if values["is_size_public"] != public:
+        yield (
+            f'"is_size_public" must be {json.dumps(public)} under adjacency {adjacency} with these'
+            ' "size_constants"'
+        )
+    if values["num_examples"] is not None and not public:
+        yield '"num_examples" must be null where the number of records is private'
+    for event in _events(values["event"]):
+        size = event.get("dataset_size", event.get("source_dataset_size"))
+        if size is not None and values["num_examples"] not in (None, size):
+            yield f'"num_examples" is {values["num_examples"]}, but the event samples of {size}'
+
+    # The estimates, the guarantee among them, and both bounds on epsilon.
+    certified = [one for one in values["estimates"] if one["kind"] == "guarantee"]
+    stated = values["accountant"], values["epsilon"]
+    if [(one["method"], one["epsilon"]) for one in certified] != [stated]:
+        yield (
+            'the "estimates" must hold one guarantee, with the accountant and the epsilon of the'
+            " certificate"
+        )
+    for one in values["estimates"]:
+        if (one["epsilon"] is None) != (one["kind"] == "unavailable"):
+            yield f'the estimate "{one["method"]}" must have an epsilon unless it is unavailable'
+        elif one["kind"] == "bound" and _number(one["epsilon"]) < _number(values["epsilon"]):
+            yield f'"epsilon" is not the least upper bound: that of "{one["method"]}" is smaller'
+    lower = values["epsilon_lower"]
+    if lower is not None and _number(lower) > _number(values["epsilon"]):
+        yield '"epsilon_lower" is above "epsilon"'
+    for risk in values["risks"]:
+        if None not in (risk["lower"], risk["upper"]) and risk["lower"] > risk["upper"]:
+            yield f'the lower bound of the risk "{risk["name"]}" is above the upper one'
+
+    names = [risk["name"] for risk in values["risks"]]
+    yield from (f'"risks" lacks "{name}"' for name in _RISKS if name not in names)
+
+    # The run.
+    releases = sum(_flatten(values["event"], adjacency).values())
+    if values["num_releases"] < releases:
+        yield f'"num_releases" is {values["num_releases"]}, but the event has {releases}'
+    run, first = values["num_steps_run"], values["first_plan"]
+    if first is not None and (run is None or first >= run):
+        yield '"first_plan" must be below "num_steps_run": it is what a continued run began with'
+    if run is not None and run > values["num_releases"]:
+        yield '"num_steps_run" is above "num_releases", but every step releases something'
+
+    # Caveats that the other fields ask for.
+    size = values["num_examples"]
+    needed = {
+        "sampled exactly" if values["exact_noise"] else "floating point": "exact_noise",
+        "tuning hyper-parameters": "tuning" if values["tuning"] is None else "",
+        "choice is not counted": "tuning" if "not counted" in (values["tuning"] or "") else "",
+        "derived from a seed": "seeded" if values["seeded"] else "",
+        "so it is public": "size_constants" if public and adjacency == "add_remove" else "",
+        "and continued with more": "first_plan" if first else "",
+        "below one over the number": "delta" if size and values["delta"] * size >= 1 else "",
+    }
+    for words, field in needed.items():
+        if field and words not in caveats:
+            yield f'the caveat of "{field}" is missing: none has the words "{words}"'
+        if not field and words in caveats:
+            yield f'a caveat with the words "{words}" contradicts the other fields'
+    if values["exact_noise"] and "in floating point" in caveats:
+        yield '"exact_noise" is true, but a caveat says that noise is sampled in floating point'
+
+
+def _events(event: Values) -> Iterator[Values]:
+    """Yields an event and all inside it."""
+    yield event
+    for inner in [*event.get("events", []), *([event["event"]] if "event" in event else [])]:
+        yield from _events(inner)
+
+
+def _number(value: float | str) -> float:
+    return math.inf if value == "inf" else float(value)
+
+
+def _compare_account(values: Values) -> tuple[float, list[str]]:
+    """Returns epsilon of the event, and a sentence for every number that does not follow from it.
+
+    Raises:
+      UndecidedError: epsilon is not computed here for an event of this kind.
+    """
+    delta, stated = values["delta"], _number(values["epsilon"])
+    releases = _flatten(values["event"], values["adjacency"])
+
+    # Nothing is protected without noise, and nothing is revealed of what depends on no record.
+    if any(_is_nonprivate(json.loads(event)) for event in releases):
+        wrong = [] if stated == math.inf else ['"epsilon" must be "inf": the event has no noise']
+        return math.inf, wrong
+    if stated == math.inf:
+        raise UndecidedError("the certificate states none that is finite")
+    curve = _Curve(_composed_loss(releases, values["adjacency"], stated))
+    epsilon = curve.epsilon(delta)
+
+    # Epsilon and its lower bound.
+    wrong = []
+    if not _agree(epsilon, stated, TOLERANCE, _ABSOLUTE):
+        wrong.append(
+            f'"epsilon" is {stated:.6g}, but from the event, the adjacency {values["adjacency"]}'
+            f" and delta {delta:g} follows {epsilon:.6g}"
+        )
+    lower = values["epsilon_lower"]
+    if lower is not None and _number(lower) > epsilon * (1 + TOLERANCE) + _ABSOLUTE:
+        wrong.append(f'"epsilon_lower" is {lower:.6g}, above what follows from the event')
+
+    # The attack risks and mu.
+    for risk in values["risks"]:
+        wrong += _compare_risk(risk, curve)
+    mu, bound = curve.mu(), _number(values["mu"])
+    if not -_MU_ABSOLUTE - _RISK_TOLERANCE * mu <= bound - mu <= _MU_ABSOLUTE + _MU_LOOSE * mu:
+        wrong.append(f'"mu" is {values["mu"]}, but from the event follows {mu:.5g}')
+    return epsilon, wrong
+
+
+def _agree(first: float, second: float, tolerance: float, absolute: float) -> bool:
+    if first == second:
+        return True
+    return abs(first - second) <= tolerance * max(abs(first), abs(second)) + absolute
+
+
+def _compare_risk(risk: Values, curve: "_Curve") -> list[str]:
+    """Returns a sentence if the certified bound on an attack does not follow from the curve."""
+    name, guessing = risk["name"], _RISKS[risk["name"]]
+    match str(name).rpartition(" "):
+        case "accuracy at prior", _, prior:
+            share = float(prior)
+            slope = math.log((1 - share) / share)
+            value = max(1 - share + share * float(curve.delta(np.array(slope))), guessing)
+        case "TPR at FPR", _, level:
+            value = curve.true_positive_rate(float(level))
+        case _:
+            value = abs(guessing - float(curve.delta(np.array(0.0))))
+    is_sum = name == "sum of errors"
+    certified = risk["lower" if is_sum else "upper"]
+    # The sum of errors is one minus the advantage, of which the bound is.
+    pair = (value, certified) if certified is None or not is_sum else (1 - value, 1 - certified)
+    if certified is None or not _agree(*pair, _RISK_TOLERANCE, _RISK_ABSOLUTE):
+        return [
+            f'the bound on the risk "{name}" is {certified}, but from the event follows {value:.5g}'
+        ]
+    if risk["guessing"] != guessing:
+        return [f'guessing attains {guessing:g} in the risk "{name}", not {risk["guessing"]:g}']
+    return []
+
+
+class _Losses:
+    """The distribution of a composed loss on multiples of an interval, in one order of neighbours.
+
+    dp-accounting evaluates delta in a loop and by differences of e^epsilon; here it is for all
+    multiples at once, from its probabilities, which it has no public access to.
+    """
+
+    def __init__(self, pmf: pld_pmf.PLDPmf) -> None:
+        dense = pmf.to_dense_pmf()
+        self.interval = float(dense._discretization)
+        masses = np.asarray(dense._probs, float)
+        self._first = int(dense._lower_loss)
+        # A million compositions leave a sum of some percent beside one.
+        masses *= (1 - dense._infinity_mass) / masses.sum()
+        # Of the losses above each: their mass, and the sum of mass times e^(epsilon - loss).
+        above = np.cumsum(masses[::-1])[::-1]
+        self._above = float(dense._infinity_mass) + np.append(above, 0.0)
+        decay = math.exp(-self.interval)
+        discounted = lfilter([decay], [1.0, -decay], masses[::-1])[::-1]
+        self._discounted = np.append(discounted, 0.0)
+
+    @property
+    def largest(self) -> float:
+        return self.interval * (self._first + self._above.size - 2)
+
+    def delta(self, epsilons: Array) -> Array:
+        """Returns the sum of mass times 1 - e^(epsilon - loss) over larger losses, and infinity."""
+        cells = np.floor(epsilons / self.interval + 1e-9).astype(int)
+        rest = epsilons - cells * self.interval
+        place = np.clip(cells - self._first + 1, 0, self._above.size - 1)
+        # Below the least loss nothing is left out, and the sum lies farther.
+        behind = np.minimum(cells - self._first + 1 - place, 0) * self.interval + rest
+        return np.maximum(self._above[place] - np.exp(behind) * self._discounted[place], 0.0)
+
+
+class _Curve:
+    """The trade-off function of a composed loss, in both orders of neighbours."""
+
+    def __init__(self, loss: Loss) -> None:
+        pmfs = [loss._pmf_remove] if loss._symmetric else [loss._pmf_remove, loss._pmf_add]
+        self._orders = [_Losses(pmf) for pmf in pmfs]
+        interval = self._orders[0].interval
+
+        # A grid on both sides of zero, up to where delta is next to nothing.
+        whole = np.arange(math.ceil(max(order.largest for order in self._orders) / interval) + 1)
+        whole = whole[: 1 + np.searchsorted(-self.delta(whole * interval), -_LEAST_DELTA)]
+        positive = whole[:: max(1, whole.size // _MOST_SLOPES)] * interval
+        self._epsilons = np.concatenate([-positive[:0:-1], positive])
+        self._deltas = self.delta(self._epsilons)
+
+    def delta(self, epsilons: Array) -> Array:
+        """Returns the larger delta of both orders at any epsilons."""
+        above = np.max([order.delta(np.abs(epsilons)) for order in self._orders], axis=0)
+        # Of the exchanged pair: delta(-e) = 1 - e^-e (1 - delta(e)).
+        return np.where(epsilons >= 0, above, 1 - np.exp(-np.abs(epsilons)) * (1 - above))
+
+    def epsilon(self, delta: float) -> float:
+        """Returns the least epsilon >= 0 of a delta, infinity where there is none."""
+        low, high = 0.0, max(order.largest for order in self._orders)
+        if float(self.delta(np.array(high))) > delta:
+            return math.inf
+        if high <= 0 or float(self.delta(np.array(low))) <= delta:
+            return 0.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            within = float(self.delta(np.array(middle))) <= delta
+            low, high = (low, middle) if within else (middle, high)
+        return high
+
+    def true_positive_rate(self, level: float) -> float:
+        """Returns the largest true positive rate: the least of e^epsilon level + delta."""
+        with np.errstate(over="ignore"):
+            lines = np.exp(self._epsilons) * level + self._deltas
+        return float(np.clip(np.min(lines), level, 1.0))
+
+    def mu(self) -> float:
+        """Returns the least mu whose curve is below this one at all errors that count."""
+        levels = np.geomspace(_LEAST_ERROR, 0.5, 400)
+        errors = np.array([1 - self.true_positive_rate(float(level)) for level in levels])
+        # By symmetry the levels up to the one that equals the error there say all.
+        first = errors >= levels
+        if not first.all() and errors[first].size == 0:
+            return math.inf
+        return float(np.max(-ndtri(levels[first]) - ndtri(errors[first]), initial=0.0))
+
+
+def _is_nonprivate(event: Values) -> bool:
+    """Whether a release is without noise; a multiplier below 1e-100 counts as none."""
+    noises = (
+        _number(one["noise_multiplier"]) for one in _events(event) if "noise_multiplier" in one
+    )
+    named = any(one["type"] == "NonPrivate" for one in _events(event))
+    return named or min(noises, default=1.0) < 1e-100
+
+
+def _flatten(event: Values, adjacency: str, count: int = 1) -> dict[str, int]:
+    """Returns the releases that an event is composed of, as JSON, with how often each occurs."""
+    releases: collections.Counter[str] = collections.Counter()
+    match event:
+        case {"type": "NoOp"}:
+            pass
+        case {"type": "SelfComposed"}:
+            releases.update(_flatten(event["event"], adjacency, count * event["count"]))
+        case {"type": "Composed"}:
+            for inner in event["events"]:
+                releases.update(_flatten(inner, adjacency, count))
+
+        # A sample of all records is none.
+        case {"type": "PoissonSampled", "sampling_probability": 0}:
+            pass
+        case {"type": "PoissonSampled", "sampling_probability": 1}:
+            releases.update(_flatten(event["event"], adjacency, count))
+        case {"type": "SampledWithoutReplacement", "source_dataset_size": n, "sample_size": m} if (
+            n == m and adjacency == "zero_out"
+        ):
+            releases.update(_flatten(event["event"], adjacency, count))
+
+        # Several Gaussian releases of one sample are one.
+        case {"type": "PoissonSampled" | "SampledWithoutReplacement"}:
+            inner = {json.loads(one)["type"] for one in _flatten(event["event"], adjacency)}
+            if inner == {"Gaussian"}:
+                noises = [
+                    (_number(json.loads(one)["noise_multiplier"]), number)
+                    for one, number in _flatten(event["event"], adjacency).items()
+                ]
+                if min(noises)[0] == 0:
+                    noise: float | str = 0.0
+                else:
+                    precision = sum(number / one**2 for one, number in noises)
+                    noise = precision**-0.5 if precision > 0 else "inf"
+                event = {**event, "event": {"type": "Gaussian", "noise_multiplier": noise}}
+            releases[json.dumps(event)] += count
+        case _:
+            releases[json.dumps(event)] += count
+    return {one: number for one, number in releases.items() if number > 0}
+
+
+def _composed_loss(releases: Mapping[str, int], adjacency: str, stated: float) -> Loss:
+    """Returns the privacy loss of all releases together.
+
+    Raises:
+      UndecidedError: no loss is known here for one of them.
+    """
+    atoms = [
+        (_release(json.loads(one), adjacency), count)
+        for one, count in _merge_schedules(releases).items()
+    ]
+    atoms = [(atom, count) for atom, count in atoms if atom.deviation > 0]
+    if not atoms:
+        return pld.identity()
+
+    # One grid for all: fine beside the deviation of a release's loss, coarse beside its range.
+    total = sum(count for _, count in atoms)
+    squares = sum(count * atom.deviation**2 for atom, count in atoms)
+    interval = max(
+        _INTERVAL * math.sqrt(squares / total),
+        max(atom.largest for atom, _ in atoms) / _MOST_CELLS,
+        stated / _MOST_CELLS,
+    )
+    # The atoms of discrete losses are on the grid.
+    aligned = next((atom.largest for atom, _ in atoms if atom.is_discrete), None)
+    if aligned is not None and aligned > interval:
+        interval = aligned / math.ceil(aligned / interval) * (1 + 1e-12)
+
+    composed: Loss | None = None
+    for atom, count in atoms:
+        loss = atom.build(interval)
+        loss = loss if count == 1 else loss.self_compose(count)
+        composed = loss if composed is None else composed.compose(loss)
+    assert composed is not None
+    return composed
+
+
+def _merge_schedules(releases: Mapping[str, int]) -> dict[str, int]:
+    """Merges sampled Gaussian releases of similar noise into ones of the same mean precision."""
+    by_rate: dict[str, list[tuple[float, int]]] = {}
+    merged: dict[str, int] = {}
+    for one, count in releases.items():
+        event = json.loads(one)
+        inner = event.get("event", {})
+        if event["type"] == "PoissonSampled" and inner.get("type") == "Gaussian":
+            rate = json.dumps(event["sampling_probability"])
+            by_rate.setdefault(rate, []).append((_number(inner["noise_multiplier"]), count))
+        else:
+            merged[one] = count
+
+    for rate, noises in by_rate.items():
+        noises.sort()
+        logs = np.log([noise for noise, _ in noises])
+        ends = np.linspace(logs[0], logs[-1], _MOST_NOISES + 1)[1:-1]
+        groups: list[list[tuple[float, int]]] = [[row] for row in noises]
+        if len(noises) > _MOST_NOISES:
+            cuts = np.searchsorted(logs, ends)
+            groups = [noises[a:b] for a, b in zip([0, *cuts], [*cuts, len(noises)], strict=True)]
+        for group in filter(None, groups):
+            count = sum(number for _, number in group)
+            # The loss's variance is q^2 (exp(1 / noise^2) - 1): its mean is kept.
+            mean = sum(number * math.expm1(noise**-2) for noise, number in group) / count
+            noise = math.log1p(mean) ** -0.5 if len(group) > 1 else group[0][0]
+            gaussian = {"type": "Gaussian", "noise_multiplier": noise}
+            event = {
+                "type": "PoissonSampled",
+                "sampling_probability": json.loads(rate),
+                "event": gaussian,
+            }
+            text = json.dumps(event)
+            merged[text] = merged.get(text, 0) + count
+    return merged
+
+
+class _Release(NamedTuple):
+    """One release: how far its loss spreads and reaches, and its distribution on a grid."""
+
+    deviation: float
+    largest: float
+    build: Callable[[float], Loss]
+    is_discrete: bool = False
+
+
+def _release(event: Values, adjacency: str) -> _Release:
+    """Returns one release under an adjacency; noise multipliers are over one clip bound.
+
+    Raises:
+      UndecidedError: none is known here.
+    """
+    factor = 2 if adjacency == "replace_one" else 1
+    relation = {
+        "add_remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
+        "zero_out": NeighboringRelation.REPLACE_SPECIAL,
+        "replace_one": NeighboringRelation.REPLACE_ONE,
+    }[adjacency]
+    undecided = UndecidedError(
+        f"no privacy loss of the event {event['type']} under {adjacency} is known here"
+    )
+    match event:
+        case {"type": "Gaussian"}:
+            return _gaussian(factor / _number(event["noise_multiplier"]))
+
+        # A sample in which each record takes part by itself.
+        case {"type": "PoissonSampled", "sampling_probability": q, "event": {"type": "Gaussian"}}:
+            noise = _number(event["event"]["noise_multiplier"])
+            if noise == math.inf:
+                return _NOTHING
+            return _Release(
+                *_sampled_spread(1 / noise, q, factor),
+                lambda interval: pld.from_gaussian_mechanism(
+                    noise,
+                    sampling_prob=q,
+                    value_discretization_interval=interval,
+                    neighboring_relation=relation,
+                ),
+            )
+        case {"type": "PoissonSampled", "sampling_probability": q, "event": {"type": "Laplace"}}:
+            scale = _number(event["event"]["noise_multiplier"])
+            if factor == 2:
+                raise undecided
+            return _Release(
+                q * min(1 / scale, 1.0),
+                math.log1p(q * math.expm1(min(1 / scale, 700.0))),
+                lambda interval: pld.from_laplace_mechanism(
+                    scale, sampling_prob=q, value_discretization_interval=interval
+                ),
+            )
+
+        # A sample of fixed size, in which another record takes the place of one that is left out.
+        case {"type": "SampledWithoutReplacement", "event": {"type": "Gaussian"}}:
+            if adjacency == "add_remove":
+                raise undecided
+            rate = event["sample_size"] / event["source_dataset_size"]
+            mu = 2 / _number(event["event"]["noise_multiplier"])
+            return _exchanged(mu, rate)
+
+        # A Poisson sample that is cut: the mean of the case that it is not, and that it is.
+        case {"type": "TruncatedSubsampledGaussian"}:
+            return _truncated(event, adjacency, relation)
+
+        # Noise on whole numbers.
+        case {"type": "DiscreteGaussian"}:
+            return _discrete_gaussian(event, factor)
+        case {"type": "DiscreteLaplace", "noise_parameter": parameter, "sensitivity": whole}:
+            whole = round(whole * factor)
+            return _Release(
+                parameter * whole * min(1.0, parameter * whole) ** 0.5,
+                parameter * whole,
+                lambda interval: pld.from_discrete_laplace_mechanism(
+                    parameter,
+                    whole,
+                    value_discretization_interval=interval,
+                    use_connect_dots=True,
+                ),
+                is_discrete=True,
+            )
+
+        # The other releases of all records.
+        case {"type": "Laplace"}:
+            largest = factor / _number(event["noise_multiplier"])
+            return _Release(
+                min(largest, 1.0 + largest / 10),
+                largest,
+                lambda interval: pld.from_laplace_mechanism(
+                    1 / largest, value_discretization_interval=interval
+                ),
+                is_discrete=True,
+            )
+        case {"type": "RandomizedResponse", "noise_parameter": noise, "num_buckets": buckets}:
+            if adjacency != "replace_one" or noise == 0:
+                raise undecided
+            largest = math.log1p(buckets * (1 - noise) / noise)
+            return _Release(
+                max(largest * math.sqrt(1 - noise + 2 * noise / buckets) / 2, 1e-9),
+                largest,
+                lambda interval: pld.from_randomized_response(
+                    noise, buckets, value_discretization_interval=interval
+                ),
+                is_discrete=True,
+            )
+        case {"type": "Approximate", "epsilon": epsilon, "delta": slack}:
+            parameters = common.DifferentialPrivacyParameters(epsilon, slack)
+            return _Release(
+                max(epsilon * min(1.0, 0.5 + epsilon), 1e-9),
+                epsilon,
+                lambda interval: pld.from_privacy_parameters(parameters, interval),
+                is_discrete=True,
+            )
+        case {"type": "Wishart"}:
+            return _wishart(event, factor)
+        case _:
+            raise undecided
+
+
+_NOTHING = _Release(0.0, 0.0, lambda _: pld.identity())
+
+
+def _gaussian(mu: float) -> _Release:
+    if mu == 0:
+        return _NOTHING
+    return _Release(
+        mu,
+        mu * (mu / 2 + _FARTHEST),
+        lambda interval: pld.from_gaussian_mechanism(
+            1 / mu, value_discretization_interval=interval
+        ),
+    )
+
+
+def _sampled_spread(mu: float, rate: float, factor: int) -> tuple[float, float]:
+    """Returns about the deviation and the largest of the loss of a sampled Gaussian release."""
+    deviation = min(factor * rate * math.sqrt(math.expm1(min(mu**2, 500.0))), factor * mu)
+    far = mu * (mu / 2 + _FARTHEST)
+    largest = far if rate == 1 else np.logaddexp(math.log1p(-rate), math.log(rate) + far)
+    return deviation, factor * float(largest)
+
+
+def _exchanged(mu: float, rate: float) -> _Release:
+    """Returns the release of the curve C_rate(G_mu), of Dong, Roth & Su (2022), Section 4.
+
+    Its delta at epsilon >= 0 is rate times that of G_mu at log(1 + (e^epsilon - 1) / rate).
+    """
+
+    def delta(epsilons: Array) -> Array:
+        return rate * _gaussian_delta(mu, _without_sampling(epsilons, rate))
+
+    deviation, largest = _sampled_spread(mu, rate, 1)
+    return _Release(
+        deviation, largest, lambda interval: _from_deltas(delta, delta, largest, interval)
+    )
+
+
+def _truncated(event: Values, adjacency: str, relation: Any) -> _Release:
+    """Returns the bound of a Poisson sample of n records that is cut to B of them (Ganesh 2025).
+
+    Of a record's neighbours K are drawn. With K < B it is a Poisson sample. Else a record takes the
+    place of another one, at the rate P(K + 1 > B, it is kept) / P(K >= B).
+    """
+    q, most, n = event["sampling_probability"], event["truncated_batch_size"], event["dataset_size"]
+    noise = _number(event["noise_multiplier"])
+    factor = 2 if adjacency == "replace_one" else 1
+    if q == 0 or most == 0 or noise == math.inf:
+        return _NOTHING
+
+    # The neighbours of n records have one less, or one more where the number is private.
+    cases = []
+    for size in (n, n + 1) if adjacency == "add_remove" else (n,):
+        cut = float(binom.sf(most - 1, size - 1, q))
+        rate = float(binom.sf(most, size, q)) * most / (size * cut) if cut > 0 else 0.0
+        cases.append((cut, min(rate, 1.0)))
+
+    # The worse case has the larger probability of a cut.
+    cut, rate = max(cases)
+    deviation, largest = _sampled_spread(1 / noise, q, factor)
+    exchanged = _exchanged(2 / noise, rate) if cut * rate > 0 else None
+    if exchanged and cut * rate > 1e-22:
+        largest = max(largest, exchanged.largest)
+
+    def build(interval: float) -> Loss:
+        uncut = pld.from_gaussian_mechanism(
+            noise,
+            sampling_prob=q,
+            value_discretization_interval=interval,
+            neighboring_relation=relation,
+        )
+        if exchanged is None:
+            return uncut
+        return exchanged.build(interval).compute_mixture(uncut, cut)
+
+    return _Release(deviation, largest, build)
+
+
+def _discrete_gaussian(event: Values, factor: int) -> _Release:
+    """Returns discrete Gaussian noise on whole numbers that move by at most a squared distance."""
+    variance = _number(event["scale"]) ** 2
+    distance = event["scale"] / (_number(event["noise_multiplier"]) / factor)
+    squared = math.floor(distance**2 * (1 + 1e-12))
+    if variance >= _FINE_VARIANCE:
+        return _gaussian(math.sqrt(squared / (variance - _SMOOTHING)))
+    if variance >= _EXACT_VARIANCE or (squared > _EXACT_SQUARE and variance > 4):
+        return _gaussian(math.sqrt(squared / (variance - _SHEPPARD)))
+    if squared > _EXACT_SQUARE or squared < 1:
+        raise UndecidedError("discrete Gaussian noise so coarse is not computed here")
+
+    # Every way to move by whole numbers: the loss depends on the sum of noise times shift alone.
+    pairs = []
+    reach = math.ceil(math.sqrt(280 * variance)) + 1
+    noise = np.exp(-(np.arange(-reach, reach + 1.0) ** 2) / (2 * variance))
+    noise /= noise.sum()
+    for shift in _square_partitions(squared, squared):
+        sums = np.ones(1)
+        for entry in shift:
+            spread = np.zeros(2 * reach * entry + 1)
+            spread[::entry] = noise
+            sums = np.convolve(sums, spread)
+        values = np.arange(sums.size) - sums.size // 2
+        pairs.append(((2 * values + squared) / (2 * variance), sums))
+
+    def delta(epsilons: Array) -> Array:
+        each = [
+            [float(sums @ -np.expm1(np.minimum(e - losses, 0.0))) for e in epsilons]
+            for losses, sums in pairs
+        ]
+        return np.max(np.array(each), axis=0)
+
+    mu = math.sqrt(squared / variance)
+    largest = mu * (mu / 2 + _FARTHEST)
+    return _Release(mu, largest, lambda interval: _from_deltas(delta, delta, largest, interval))
+
+
+def _square_partitions(total: int, most: int) -> Iterator[tuple[int, ...]]:
+    """Yields falling whole numbers up to ``most`` whose squares have this sum."""
+    if total == 0:
+        yield ()
+    for first in range(min(most, math.isqrt(total)), 0, -1):
+        yield from ((first, *rest) for rest in _square_partitions(total - first**2, first))
+
+
+def _wishart(event: Values, factor: int) -> _Release:
+    """Returns Wishart noise on a second moment: chi-square noise y that a row moves up by c.
+
+    The loss of the row's presence is (k / 2 - 1) log(1 - c / y) + c / 2, increasing in y, and minus
+    infinity below c. Where a row is replaced by another one, the curve is bounded through the data
+    without either: a small y tells presence from absence, a large one absence from presence.
+    """
+    freedom, shift = event["degrees_of_freedom"], 1 / _number(event["scale_over_square"])
+
+    def threshold(losses: Array) -> Array:
+        exponent = (losses - shift / 2) / (freedom / 2 - 1)
+        with np.errstate(divide="ignore"):
+            return np.where(exponent < 0, shift / -np.expm1(np.minimum(exponent, 0.0)), np.inf)
+
+    def removal(epsilons: Array) -> Array:
+        y = threshold(epsilons)
+        return np.maximum(chi2.sf(y - shift, freedom) - np.exp(epsilons) * chi2.sf(y, freedom), 0.0)
+
+    def addition(epsilons: Array) -> Array:
+        y = threshold(-epsilons)
+        return chi2.cdf(y, freedom) - np.exp(epsilons) * chi2.cdf(y - shift, freedom)
+
+    def replacement(epsilons: Array) -> Array:
+        levels = np.geomspace(1e-18, 0.5, 4_000)
+        small = chi2.ppf(np.concatenate([levels, 1 - levels[::-1]]), freedom)
+        small = np.maximum(small, shift)
+        large = chi2.isf(chi2.cdf(small, freedom), freedom)
+        rates, alphas = chi2.sf(large - shift, freedom), chi2.cdf(small - shift, freedom)
+        return np.array([max(np.max(rates - math.exp(e) * alphas), 0.0) for e in epsilons])
+
+    far = chi2.ppf([1e-18, 0.5], freedom)
+    largest = max(
+        shift / 2, float(np.max((freedom / 2 - 1) * np.log1p(shift / far) - shift / 2, initial=0.0))
+    )
+    deviation = min(shift / math.sqrt(2 * freedom), largest)
+    pair = (removal, addition) if factor == 1 else (replacement, replacement)
+    return _Release(
+        factor * deviation,
+        factor * largest,
+        lambda interval: _from_deltas(*pair, factor * largest, interval),
+    )
+
+
+def _without_sampling(epsilons: Array, rate: float) -> Array:
+    """Returns log(1 + (e^epsilon - 1) / rate), for epsilons >= 0."""
+    with np.errstate(divide="ignore"):
+        return np.logaddexp(0.0, np.log(np.expm1(epsilons)) - math.log(rate))
+
+
+def _gaussian_delta(mu: float, epsilons: Array) -> Array:
+    """Returns Phi(mu / 2 - epsilon / mu) - e^epsilon Phi(-mu / 2 - epsilon / mu)."""
+    first, second = log_ndtr(mu / 2 - epsilons / mu), log_ndtr(-mu / 2 - epsilons / mu)
+    return np.exp(first) * -np.expm1(np.minimum(epsilons + second - first, 0.0))
+
+
+def _from_deltas(
+    remove: Callable[[Array], Array],
+    add: Callable[[Array], Array],
+    largest: float,
+    interval: float,
+) -> Loss:
+    """Returns the loss of a pair whose deltas at epsilons >= 0 are known, in both orders."""
+    cells = math.ceil(largest / interval) + 1
+    whole = np.arange(-cells, cells + 1)
+    positive = np.arange(cells + 1) * interval
+
+    def pmf(own: Callable[[Array], Array], other: Callable[[Array], Array]) -> pld_pmf.PLDPmf:
+        # Below zero by the other order: 1 - e^epsilon (1 - delta of the exchanged pair).
+        below = 1 - np.exp(-positive[:0:-1]) * (1 - other(positive[:0:-1]))
+        return pld_pmf.create_pmf_pessimistic_connect_dots(
+            interval, whole, np.concatenate([below, own(positive)])
+        )
+
+    if remove is add:
+        return pld.PrivacyLossDistribution(pmf(remove, remove))
+    return pld.PrivacyLossDistribution(pmf(remove, add), pmf(add, remove))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Verifies files and prints what came of each.
+
+    Args:
+      argv: paths of files, or ``--schema``; by default those of the process.
+
+    Returns:
+      The exit status: 0 if all are verified, 1 if one is refused, else 2.
+    """
+    parser = argparse.ArgumentParser(
+        prog="dpjax verify",
+        description="Verify files of certificates: compute the guarantee anew from the event.",
+        epilog=(
+            "Exit status: 0 if all are verified, 1 if one is refused, 2 if one is not decided.\n\n"
+            "example:\n  dpjax verify certificate.json"
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("files", nargs="*", type=Path, metavar="certificate.json")
+    parser.add_argument("--schema", action="store_true", help="print the JSON Schema of such files")
+    arguments = parser.parse_args(argv)
+    if arguments.schema:
+        print(json.dumps(SCHEMA, indent=2))
+        return 0
+    if not arguments.files:
+        parser.error("the path of a file is required")
+
+    verdicts = []
+    for path in arguments.files:
+        try:
+            values = json.loads(path.read_text("utf-8"))
+            result = verify(values)
+        except (OSError, ValueError) as error:
+            result = Verification("refused", (f"the file cannot be read: {error}",))
+        verdicts.append(result.verdict)
+        print(f"{path}: {result.verdict}")
+        for reason in result.reasons:
+            print(f"  - {reason}")
+        if result.verdict == "verified":
+            print(_summary(values, result))
+    return 1 if "refused" in verdicts else 2 if "not decided" in verdicts else 0
+
+
+def _summary(values: Values, result: Verification) -> str:
+    """Returns what is guaranteed, and the caveats that a reader must know."""
+    lines = [
+        f"  ({values['epsilon']:.6g}, {values['delta']:g})-differential privacy under"
+        f" {values['adjacency']}, of {values['unit']}; computed here: epsilon {result.epsilon:.6g}"
+    ]
+    if values["seeded"]:
+        lines.append("  This run protects nobody: its key was derived from a seed.")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

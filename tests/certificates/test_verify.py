@@ -1,0 +1,366 @@
+"""Files of certificates, verified without dpjax: what is right is verified, a change refused."""
+
+import copy
+import importlib.util
+import json
+import math
+import runpy
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import jsonschema
+import pytest
+from dp_accounting import dp_event
+from golden.cases_certificates import mechanisms
+from helpers.accounting_cases import FakeMechanism, Selection
+
+import dpjax
+from dpjax import accounting, verify
+from dpjax.accounting.events import event_values
+
+MECHANISMS = mechanisms()
+# One of each kind of event, and of what composes them.
+QUICK = (
+    "poisson sigma=2.0 q=0.1 T=50 delta=1e-05 add_remove",
+    "poisson sigma=2.0 q=0.1 T=50 delta=1e-05 replace_one",
+    "poisson falling noise add_remove",
+    "truncated n=1000 q=0.1 B=100 sigma=1.5 T=20 add_remove",
+    "fixed n=1000 B=100 sigma=2.0 T=50 delta=1e-05",
+    "shuffled n=1000 B=100 sigma=2.0 T=30",
+    "gaussian 1.0 over 4.0 add_remove",
+    "laplace 1.0 over 1.0 replace_one",
+    "discrete_laplace 2.0 over 2.0 add_remove",
+    "discrete_gaussian 1.0 over 2.0 add_remove",
+    "discrete_gaussian 30.0 over 40.0 add_remove",
+    "randomized_response k=5 p=0.3",
+    "composition training_and_count add_remove",
+    "wishart epsilon=2.0 add_remove",
+    "wishart epsilon=2.0 replace_one",
+)
+CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MECHANISMS]
+
+
+def training(**changes):
+    values = {"noise_multiplier": 1.5, "num_steps": 100, "adjacency": "zero_out", **changes}
+    sampling = dpjax.PoissonSampling(5_000, 0.02)
+    return dpjax.SubsampledGaussian(sampling, l2_clip=1.0, unit="one image", **values)
+
+
+def content(certificate):
+    return json.loads(certificate.to_json())
+
+
+@cache
+def _content():
+    return content(training().certificate(1e-5))
+
+
+@pytest.fixture
+def values():
+    return copy.deepcopy(_content())
+
+
+def rehashed(values):
+    return {**values, "hash": verify.content_hash(values)}
+
+
+def with_event(values, change):
+    return rehashed({**values, "event": change(copy.deepcopy(values["event"]))})
+
+
+def test_all_quick_names_exist():
+    assert set(QUICK) <= set(MECHANISMS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_certificates_of_every_mechanism_are_verified(name):
+    make, delta = MECHANISMS[name]
+    certificate = make().certificate(delta)
+    jsonschema.validate(content(certificate), verify.SCHEMA)
+    result = verify.verify(content(certificate))
+    assert result == ("verified", (), pytest.approx(certificate.epsilon, rel=2e-3, abs=1e-6))
+
+
+def test_the_published_schema_is_that_of_the_verification(capsys):
+    jsonschema.Draft202012Validator.check_schema(verify.SCHEMA)
+    page = Path(__file__).parents[2] / "docs" / "reference" / "certificate.schema.json"
+    assert verify.main(["--schema"]) == 0
+    assert capsys.readouterr().out == page.read_text("utf-8")
+
+
+def test_the_file_has_all_of_the_dictionary(values):
+    assert values.items() >= json.loads(json.dumps(training().certificate(1e-5).to_dict())).items()
+
+
+# Every change of one field, and words of the sentence that refuses it although the hash is right.
+CHANGES = {
+    "epsilon smaller": ({"epsilon": 0.9}, "one guarantee, with the accountant and the epsilon"),
+    "epsilon of another type": ({"epsilon": "1.2"}, '"epsilon" has a value that is not allowed'),
+    "epsilon without bound": ({"epsilon": "inf"}, "one guarantee, with the accountant"),
+    "delta larger": ({"delta": 1e-4}, "from the event, the adjacency zero_out and delta 0.0001"),
+    "delta smaller": ({"delta": 1e-7}, "from the event, the adjacency zero_out and delta 1e-07"),
+    "delta one": ({"delta": 1}, '"delta" is out of range'),
+    "accountant": ({"accountant": "rdp"}, "one guarantee, with the accountant"),
+    "accountant of no guarantee": ({"accountant": "gdp_clt"}, '"accountant" must be one of'),
+    "lower bound": ({"epsilon_lower": 9.0}, '"epsilon_lower" is above "epsilon"'),
+    "mu": ({"mu": 0.1}, '"mu" is 0.1, but from the event follows'),
+    "adjacency": ({"adjacency": "replace_one"}, "the adjacency replace_one"),
+    "unknown adjacency": ({"adjacency": "user"}, '"adjacency" must be one of'),
+    "public size": ({"is_size_public": False}, '"is_size_public" must be true'),
+    "number of releases": ({"num_releases": 99}, '"num_releases" is 99, but the event has 100'),
+    "no release": ({"num_releases": 0}, '"num_releases" is out of range'),
+    "steps run": ({"num_steps_run": 101}, '"num_steps_run" is above "num_releases"'),
+    "first plan": ({"first_plan": 50}, '"first_plan" must be below "num_steps_run"'),
+    "seeded": ({"seeded": True}, 'the caveat of "seeded" is missing'),
+    "tuning": ({"tuning": "fixed in advance"}, 'the words "tuning hyper-parameters" contradicts'),
+    "unknown tuning": ({"tuning": "none"}, '"tuning" must be one of'),
+    "exact noise": ({"exact_noise": True}, 'the caveat of "exact_noise" is missing'),
+    "few records": ({"num_examples": 50_000, "delta": 1e-4}, 'the caveat of "delta" is missing'),
+    "caveats": ({"caveats": []}, 'the caveat of "tuning" is missing'),
+    "estimates": ({"estimates": []}, "one guarantee, with the accountant"),
+    "risks": ({"risks": []}, '"risks" lacks "advantage"'),
+    "format": ({"format": "dpjax certificate 0"}, '"format" must be'),
+    "unit": ({"unit": 3}, '"unit" must be of type string'),
+    "description": ({"description": {"noise": None}}, '"description.noise" must be of type string'),
+    "another field": ({"audited": True}, 'has an unknown field, "audited"'),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_field_is_refused(values, name):
+    change, words = CHANGES[name]
+    changed = {**values, **change}
+    result = verify.verify(changed)
+    assert result.verdict == "refused"
+    assert any("hash" in reason or words in reason for reason in result.reasons)
+    again = verify.verify(rehashed(changed))
+    assert again.verdict == "refused"
+    assert any(words in reason for reason in again.reasons), again.reasons
+    assert not any("hash" in reason for reason in again.reasons)
+
+
+@pytest.mark.parametrize("field", verify.SCHEMA["required"])
+def test_a_missing_field_is_refused(values, field):
+    del values[field]
+    result = verify.verify(values)
+    assert result.verdict == "refused"
+    assert f'the certificate must have the field "{field}"' in result.reasons
+
+
+@pytest.mark.parametrize(
+    "field", ["unit", "description", "versions", "epsilon_lower_note", "risks_note", "num_examples"]
+)
+def test_what_follows_from_nothing_else_is_held_by_the_hash(values, field):
+    other = {"description": {"noise": "none"}, "versions": {}, "num_examples": None}
+    result = verify.verify({**values, field: other.get(field, "other")})
+    assert result.verdict == "refused"
+    assert "the hash is not that of the other fields" in result.reasons[0]
+
+
+def _noise(event, factor):
+    event["event"]["event"]["noise_multiplier"] *= factor
+    return event
+
+
+def _rate(event, factor):
+    event["event"]["sampling_probability"] *= factor
+    return event
+
+
+EVENTS = {
+    "more noise": lambda event: _noise(event, 1.03),
+    "less noise": lambda event: _noise(event, 0.97),
+    "half the noise": lambda event: _noise(event, 0.5),
+    "a smaller rate": lambda event: _rate(event, 0.97),
+    "a larger rate": lambda event: _rate(event, 1.03),
+    "fewer steps": lambda event: {**event, "count": 95},
+    "more steps": lambda event: {**event, "count": 105},
+    "no sampling": lambda event: {**event, "event": event["event"]["event"]},
+    "something without noise too": lambda event: {
+        "type": "Composed",
+        "events": [event, {"type": "NonPrivate"}],
+    },
+    "another release too": lambda event: {
+        "type": "Composed",
+        "events": [event, {"type": "Laplace", "noise_multiplier": 5.0}],
+    },
+    "nothing": lambda event: {"type": "NoOp"},
+}
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_a_changed_event_is_refused(values, name):
+    result = verify.verify(with_event(values, EVENTS[name]))
+    assert result.verdict == "refused"
+    assert any('"epsilon"' in reason for reason in result.reasons)
+
+
+def test_epsilon_of_less_noise_is_refused_where_everything_else_follows():
+    """The certificate of one mechanism, all of it, with the event of another."""
+    one, other = (content(training(noise_multiplier=s).certificate(1e-5)) for s in (1.5, 1.4))
+    result = verify.verify(rehashed({**one, "event": other["event"]}))
+    assert result.verdict == "refused"
+    assert sum("from the event" in reason for reason in result.reasons) >= 5
+
+
+def test_every_risk_follows_from_the_event(values):
+    for number, risk in enumerate(values["risks"]):
+        changed = copy.deepcopy(values)
+        bound = "lower" if risk["name"] == "sum of errors" else "upper"
+        other = "upper" if bound == "lower" else "lower"
+        changed["risks"][number][other] = None
+        changed["risks"][number][bound] = risk[bound] * 0.9
+        result = verify.verify(rehashed(changed))
+        assert [risk["name"] in reason for reason in result.reasons] == [True]
+
+
+@pytest.mark.parametrize(
+    ("event", "sentence"),
+    [
+        ({"type": "Gauss"}, '"event" has a value that is not allowed, {"type": "Gauss"}'),
+        ({"type": "Gaussian"}, '"event" must have the field "noise_multiplier"'),
+        (
+            {"type": "Gaussian", "noise_multiplier": -1.0},
+            '"event.noise_multiplier" has a value that is not allowed, -1.0',
+        ),
+        (
+            {"type": "SelfComposed", "count": 2, "event": {"type": "Gaussian", "sigma": 1.0}},
+            '"event.event" must have the field "noise_multiplier"',
+        ),
+        (
+            {"type": "Composed", "events": [{"type": "NoOp", "x": 1}]},
+            '"event.events[0]" has an unknown field, "x"',
+        ),
+        (
+            {"type": "PoissonSampled", "sampling_probability": 1.5, "event": {"type": "NoOp"}},
+            '"event.sampling_probability" is out of range, got 1.5',
+        ),
+    ],
+)
+def test_the_form_of_events(values, event, sentence):
+    result = verify.verify(rehashed({**values, "event": event}))
+    assert result.verdict == "refused"
+    assert sentence in result.reasons
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**values, "event": event}, verify.SCHEMA)
+
+
+@pytest.mark.parametrize("value", [None, [], "certificate", 3, {}])
+def test_what_is_no_certificate_is_refused(value):
+    assert verify.verify(value).verdict == "refused"
+
+
+def test_runs_state_their_key_and_their_plan():
+    guarantee = training().guarantee.of_run(seeded=True, num_steps=100, first_plan=60)
+    values = content(dpjax.certificates.certify(guarantee, 1e-5))
+    assert (values["seeded"], values["num_steps_run"], values["first_plan"]) == (True, 100, 60)
+    assert verify.verify(values).verdict == "verified"
+    hidden = rehashed({**values, "seeded": False})
+    assert 'with the words "derived from a seed" contradicts' in verify.verify(hidden).reasons[0]
+
+
+@pytest.mark.parametrize("tuning", ["on simulated records", "on the private records, not counted"])
+def test_the_tuning_is_stated(tuning):
+    values = content(training(tuning=tuning).certificate(1e-5))
+    assert verify.verify(values).verdict == "verified"
+    changed = rehashed({**values, "tuning": None})
+    assert any('"tuning" is missing' in reason for reason in verify.verify(changed).reasons)
+
+
+def test_records_that_are_public_through_a_constant():
+    values = content(training(adjacency="add_remove").certificate(1e-5))
+    assert values["size_constants"] == ["sampling_rate"] or values["size_constants"]
+    assert verify.verify(values).verdict == "verified"
+    changed = rehashed({**values, "size_constants": []})
+    reasons = verify.verify(changed).reasons
+    assert any('"is_size_public" must be false' in reason for reason in reasons)
+
+
+def test_a_long_schedule_of_noise():
+    noises = tuple(1.0 + 2.0 * step / 40 for step in range(40))
+    certificate = training(noise_multiplier=noises, num_steps=40).certificate(1e-5)
+    result = verify.verify(content(certificate))
+    assert (result.verdict, result.reasons) == ("verified", ())
+
+
+def test_without_noise_epsilon_is_infinite():
+    certificate = FakeMechanism(0.0).certificate(1e-5)
+    values = content(certificate)
+    assert (values["epsilon"], verify.verify(values).verdict) == ("inf", "verified")
+    claimed = {**values, "epsilon": 1.0, "accountant": "pld"}
+    assert verify.verify(rehashed(claimed)).verdict == "refused"
+
+
+def test_what_has_no_second_account_is_not_decided():
+    result = verify.verify(content(Selection(4.0).certificate(1e-5)))
+    assert result.verdict == "not decided"
+    assert "no privacy loss of the event RepeatAndSelect" in result.reasons[0]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        dp_event.ComposedDpEvent([dp_event.NoOpDpEvent(), dp_event.NonPrivateDpEvent()]),
+        dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(2.0), 10, math.inf),
+        dp_event.ZCDpEvent(0.1, 0.0),
+        dp_event.SelfComposedDpEvent(accounting.ApproximateDpEvent(0.1, delta=1e-7), 10),
+        dp_event.TruncatedSubsampledGaussianDpEvent(100, 0.1, 20, 1.0),
+    ],
+)
+def test_all_events_have_a_form(event):
+    values = json.loads(json.dumps(event_values(event)).replace("Infinity", '"inf"'))
+    assert not list(verify._form_errors(values, verify.SCHEMA["$defs"]["event"], "event"))
+
+
+def test_verification_needs_neither_dpjax_nor_jax(values, tmp_path):
+    """The module, copied, on a machine that has neither; and not even by its name."""
+    script, file = tmp_path / "verify_certificate.py", tmp_path / "certificate.json"
+    script.write_text(Path(verify.__file__).read_text("utf-8"), "utf-8")
+    file.write_text(json.dumps(values), "utf-8")
+    code = (
+        "import runpy, sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in ('jax', 'jaxlib', 'dpjax', 'numpyro', 'optax'):\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        f"sys.argv = ['verify', {str(file)!r}]\n"
+        f"runpy.run_path({str(script)!r}, run_name='__main__')\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.startswith(f"{file}: verified\n  (")
+
+
+def test_the_exit_status(values, tmp_path, capsys):
+    good, bad, open_ = (tmp_path / f"{name}.json" for name in ("good", "bad", "open"))
+    good.write_text(json.dumps(values), "utf-8")
+    bad.write_text(json.dumps({**values, "unit": "one user"}), "utf-8")
+    open_.write_text(Selection(4.0).certificate(1e-5).to_json(), "utf-8")
+    absent = tmp_path / "absent.json"
+    for files, status in (
+        ([good], 0),
+        ([good, bad], 1),
+        ([good, open_], 2),
+        ([open_, bad], 1),
+        ([absent], 1),
+    ):
+        assert verify.main([str(file) for file in files]) == status
+    shown = capsys.readouterr().out
+    assert "absent.json: refused\n  - the file cannot be read: " in shown
+    assert "open.json: not decided\n  - epsilon was not computed a second time" in shown
+    (tmp_path / "text.json").write_text("no JSON", "utf-8")
+    assert verify.main([str(tmp_path / "text.json")]) == 1
+    with pytest.raises(SystemExit, match="2"):
+        verify.main([])
+
+
+def test_the_module_runs_by_its_name(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["dpjax.verify", "--schema"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(importlib.util.find_spec("dpjax.verify").origin, run_name="__main__")
+    assert json.loads(capsys.readouterr().out) == verify.SCHEMA
