@@ -1,4 +1,4 @@
-"""Attack risk of a trade-off function: advantage, TPR at a given FPR, Bayes accuracy.
+"""Attack risk of a trade-off function: membership by several metrics, inference by its baseline.
 
 The attacker sees the release, has all data but one record, and tests H0 against H1. Under
 add/remove and zero-out, H0 is that the record is absent and H1 that it is present (or the reverse:
@@ -92,6 +92,38 @@ def true_positive_rate(curve: TradeOff, false_positive_rate: npt.ArrayLike) -> A
     0.0183
     """
     return curve.true_positive_rate(false_positive_rate)
+
+
+def success_probability(curve: TradeOff, baseline: npt.ArrayLike) -> Any:
+    """Returns the largest probability that an attack finds out something of a record, elementwise.
+
+    The attack has all other records and the release, and succeeds if what it outputs is right about
+    the record: an attribute, its identity, the record itself to some accuracy. Against a release
+    without the record it succeeds with the probability ``baseline``; with the record it does so
+    with at most 1 - f(``baseline``), since its success is a test of the one against the other.
+
+    Source: Kulynych, Gomez, Kaissis, Hayes, Balle, Calmon & Raisaro (2025, arXiv 2507.06969).
+
+    Args:
+      curve: the certified trade-off function, in both orders of neighbours as a certificate's is;
+        under replace-one the release without the record is one with any other record in its place.
+      baseline: probabilities in [0, 1]: of the best guess from what is known without the release,
+        for instance the share of the commonest value of an attribute.
+
+    Returns:
+      The probabilities, of the shape of ``baseline``; scalars give a scalar.
+
+    Raises:
+      ValueError: a ``baseline`` is not in [0, 1].
+
+    >>> from dpjax.accounting.tradeoff import Gaussian
+    >>> round(success_probability(Gaussian(1.0), 0.01), 3)
+    0.092
+    """
+    shares = as_float64(baseline, "baseline")
+    inside = bool(np.all((shares >= 0) & (shares <= 1)))
+    check(inside, "baseline", baseline, "probabilities in [0, 1]")
+    return curve.true_positive_rate(shares)
 
 
 def epsilon(curve: TradeOff, delta: npt.ArrayLike) -> Any:

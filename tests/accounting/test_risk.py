@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+import dpjax
 from dpjax.accounting import gdp, risk
 from dpjax.accounting.tradeoff import ApproximateDP, Gaussian, Identity, mixture
 
@@ -121,3 +122,26 @@ def test_bayes_accuracy_keeps_shapes():
 def test_bayes_accuracy_refuses(prior):
     with pytest.raises(ValueError, match=r"prior must be in \[0, 1\]"):
         risk.bayes_accuracy(Gaussian(1.0), prior)
+
+
+@pytest.mark.parametrize("baseline", [1e-4, 0.05, 0.3, 0.9])
+def test_success_of_the_best_attack_on_an_attribute_is_the_bound(baseline):
+    """It answers "yes" where the noisy sum is above a threshold: its success attains the bound."""
+    scale = 2.0
+    mechanism = dpjax.Gaussian(dpjax.Sensitivity(1.0, "l2", "add_remove"), scale)
+    threshold = norm.isf(baseline, scale=scale)
+    attained = norm.sf(threshold, loc=1.0, scale=scale)
+    bound = risk.success_probability(mechanism.certificate(1e-5).curve, baseline)
+    assert bound == pytest.approx(attained, rel=1e-3)
+    assert risk.success_probability(Gaussian(0.4), baseline) < attained  # power: more noise
+
+
+def test_success_without_privacy_loss_is_the_baseline():
+    baselines = np.array([0.0, 0.2, 1.0])
+    np.testing.assert_allclose(risk.success_probability(Gaussian(0.0), baselines), baselines)
+
+
+@pytest.mark.parametrize("baseline", [-0.1, 1.1, [0.5, math.nan]])
+def test_success_refuses_a_baseline_that_is_no_probability(baseline):
+    with pytest.raises(ValueError, match=r"baseline must be probabilities in \[0, 1\]"):
+        risk.success_probability(Gaussian(1.0), baseline)

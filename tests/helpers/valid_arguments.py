@@ -248,7 +248,8 @@ VALUES: dict[str, Any] = {
     "scale": 4.0,
     "progress": False,
     "method": "auto",
-    # Certificates.
+    # Certificates and risks.
+    "accounting.risk.success_probability: baseline": 0.1,
     "certificates.Certificate.to_registry: name": "Counts",
     "certificates.Certificate.to_registry: curators": lambda: ["An office"],
     # Mechanisms and their statistics.
