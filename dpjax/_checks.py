@@ -182,8 +182,8 @@ def as_numbers(value: object, name: str = "value") -> np.ndarray | jax.Array:
       object, where a number does not fit into the integers or floats of 64 bits.
 
     Raises:
-      ValueError: for complex numbers, strings, objects, keys, floats of more than 64 bits, lists of
-        unequal lengths, and masked arrays, whose mask would be lost.
+      ValueError: for complex numbers, strings, dates, durations, objects, keys, floats of more than
+        64 bits, lists of unequal lengths, and masked arrays, whose mask would be lost.
     """
     allowed = "real numbers: integers, booleans or floats of at most 64 bits"
     is_list = isinstance(value, list | tuple)
@@ -214,7 +214,8 @@ def as_numbers(value: object, name: str = "value") -> np.ndarray | jax.Array:
         return exact.reshape(array.shape)
     kinds = (jnp.floating, jnp.integer, jnp.bool_)
     real = any(jnp.issubdtype(array.dtype, kind) for kind in kinds) and array.dtype.itemsize <= 8
-    check(real, name, array.dtype, allowed)
+    # numpy counts durations among the integers, in a unit that a bound does not state.
+    check(real and array.dtype.kind != "m", name, array.dtype, allowed)
     return array
 
 

@@ -257,6 +257,12 @@ def test_as_numbers_does_not_round_integers_of_numpy_in_lists(value):
     assert _checks.as_numbers(value).tolist() == exact
 
 
+@pytest.mark.parametrize("dtype", ["m8[s]", "M8[s]"])
+def test_as_numbers_refuses_dates_and_durations(dtype):
+    with pytest.raises(ValueError, match=r"waits must be real numbers.*dtype\('<[mM]8\[s\]'\)"):
+        _checks.as_numbers(np.arange(3).astype(dtype), "waits")
+
+
 def test_as_numbers_does_not_round_integers_of_jax_in_lists():
     with jax.enable_x64(True):
         value = [jnp.int64(2**60 + 1), 0.5]
