@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import json
 import math
+import re
 import runpy
 import sys
 import traceback
@@ -441,11 +442,12 @@ def _print_json(values: dict[str, Any]) -> None:
 def _number(
     allowed: str, test: Callable[[float], bool], kind: type = float
 ) -> Callable[[str], Any]:
-    """The type of an option: a number that passes the test."""
+    """The type of an option: a number that passes the test, also as 60_000 or 60,000."""
 
     def convert(text: str) -> float:
+        in_groups = re.fullmatch(r"\d{1,3}(,\d{3})+", text)
         try:
-            value = float(text)
+            value = float(text.replace(",", "") if in_groups else text)
         except ValueError:
             value = math.nan
         if not test(value):

@@ -314,8 +314,10 @@ def batch_length(batch: ArrayTree, name: str = "batch") -> int:
     shapes = {jax.tree_util.keystr(path) or "leaf": jnp.shape(leaf) for path, leaf in leaves}
     scalars = [path for path, shape in shapes.items() if not shape]
     if scalars:
+        more = f" and {len(scalars) - 1} more" if len(scalars) > 1 else ""
         raise ValueError(
-            f"{name} must have a leading example axis on every leaf; {scalars} have none"
+            f"{name} must have a leading example axis on every leaf, got a number at"
+            f" {scalars[0]}{more}. A list is a tree of its entries: np.asarray makes it an array"
         )
     lengths = {path: shape[0] for path, shape in shapes.items()}
     if len(set(lengths.values())) > 1:

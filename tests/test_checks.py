@@ -185,7 +185,7 @@ def test_batch_length_is_that_of_the_common_axis():
     [
         *((batch, "a tree with at least one array") for batch in ({}, [], None, {"x": None})),
         *(
-            ({"x": jnp.ones(2), "y": scalar}, r".* every leaf; \[\"\['y'\]\"\]")
+            ({"x": jnp.ones(2), "y": scalar}, r".* every leaf, got a number at \['y'\]\. A")
             for scalar in (1.0, jnp.ones(()), jax.random.key(0))
         ),
         ([1.0, 2.0], "a leading example axis on every leaf"),

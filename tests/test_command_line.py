@@ -255,6 +255,12 @@ def test_table_begins_with_what_was_asked_for(run):
         assert len(lines) == 8
 
 
+@pytest.mark.parametrize("written", ["10,000", "10_000", "1e4"])
+def test_counts_in_groups_of_three_digits(written, run):
+    line = f"epsilon {PLAN} --sigma 4 {STATED}"
+    assert run(line.replace("--n 10000", f"--n {written}")) == run(line)
+
+
 def test_delta_of_one_over_the_number_of_records_is_warned_of(capsys):
     main(f"epsilon {PLAN} --sigma 4 --delta 1e-4 --adjacency zero_out".split())
     assert "delta is not below one over the number of records" in capsys.readouterr().err
@@ -347,6 +353,7 @@ REFUSED = [
     (f"rehearse {PAGE} --html x.txt", r"argument --html: must be a file of type .html"),
     ("epsilon --n 6.5", r"argument --n: must be a whole number of at least 1, got '6.5'"),
     ("epsilon --n 0", r"argument --n: must be a whole number of at least 1, got '0'"),
+    ("epsilon --n 10,00", r"argument --n: must be a whole number of at least 1, got '10,00'"),
     ("epsilon --n many", r"argument --n: must be a whole number of at least 1, got 'many'"),
     ("epsilon --epochs -1", r"argument --epochs: must be a finite number above 0, got '-1'"),
     ("epsilon --sigma inf", r"argument --sigma: must be a finite number above 0, got 'inf'"),

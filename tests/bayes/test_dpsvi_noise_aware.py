@@ -545,7 +545,7 @@ def test_warnings_are_the_problems():
 @pytest.mark.parametrize(
     ("burn_in", "message"),
     [
-        (0.95, "the tail must have 100 steps or more in 4 blocks, got 12 in 1 after a burn_in"),
+        (0.95, "the tail, what a burn_in of 0.95 leaves, must have 100 steps or more"),
         (1.5, r"burn_in must be in \[0, 1\], got 1.5"),
     ],
 )

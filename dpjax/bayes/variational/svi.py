@@ -283,8 +283,9 @@ class DPSVIResult(RunResult):
             )
         if counts.sum() < MIN_TAIL_STEPS or len(counts) < 4:
             raise ValueError(
-                f"the tail must have {MIN_TAIL_STEPS} steps or more in 4 blocks, got"
-                f" {int(counts.sum())} in {len(counts)} after a burn_in of {burn_in}"
+                f"the tail, what a burn_in of {burn_in} leaves, must have {MIN_TAIL_STEPS} steps or"
+                f" more, in 4 blocks of the trace or more, got {int(counts.sum())} steps in"
+                f" {len(counts)}; a longer run or a smaller burn_in leaves more"
             )
 
         # The DP noise on a step's gradient, after scaling. Kept where no record's term reads the
