@@ -7,11 +7,13 @@ mechanism, computes the guarantee anew, and compares.
 - The form: every field of `SCHEMA`, and no other, with values that are allowed.
 - The hash of all other fields, which shows an accidental change. Anyone can compute it anew: it is
   no signature.
-- Epsilon, its lower bound, the attack risks and mu, which follow from the event, the adjacency and
-  delta. dpjax composes losses on a grid of its own and by closed forms; here the privacy loss
-  distributions of dp-accounting are composed, each built from the event by dp-accounting, or by
-  the formula of the release's delta where dp-accounting has none. The results must agree to
-  within `TOLERANCE`.
+- Epsilon, the attack risks and mu, which follow from the event, the adjacency and delta. dpjax
+  composes losses on a grid of its own and by closed forms; here the privacy loss distributions of
+  dp-accounting are composed, each built from the event by dp-accounting, or by the formula of the
+  release's delta. Epsilon must agree to 1 % (at deltas below 1e-9 it may be 10 % above); risks and
+  mu, which are stated from a coarser grid, may be at most 2 % below and 10 % above.
+- The lower bound on epsilon must not be above epsilon. Other lower bounds, the regret of mu and the
+  epsilons of other accountants are not computed anew.
 - What must be consistent: the caveats with the run and with the tuning, the estimates with epsilon,
   the number of records with the event, and more.
 
@@ -19,13 +21,18 @@ What cannot be seen in a file: that the mechanism was run as it is described, th
 secret, that nothing else was published, and who issued it.
 """
 
+import sys
+
+# Run as a file in its package, modules beside it would hide those of the standard library.
+if __name__ == "__main__" and sys.path and sys.path[0].endswith("dpjax"):
+    sys.path.pop(0)
+
 import argparse
 import collections
 import hashlib
 import json
 import math
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -40,33 +47,40 @@ from scipy.special import log_ndtr, ndtri
 from scipy.stats import binom, chi2
 
 FORMAT = "dpjax certificate 1"
-# Relative difference of two computations of the same number that is taken as rounding.
-TOLERANCE = 0.01
-# Of attack risks and mu, which depend on the curve where it is less accurate.
-_RISK_TOLERANCE = 0.02
-# Differences below these do not matter: of epsilon, of risks, and of mu, which rare losses decide.
+# How far a stated number may be below and above what is computed here, relative: epsilon; epsilon
+# at deltas below the next number, which dpjax rounds up; attack risks and mu, from a coarser grid.
+_EPSILON_RANGE = (0.01, 0.01)
+_TINY_DELTA, _TINY_DELTA_RANGE = 1e-9, (0.01, 0.1)
+_RISK_RANGE = (0.02, 0.1)
+# How far it may be above, absolute: epsilon, risks, and mu, which rare losses decide.
 _ABSOLUTE, _RISK_ABSOLUTE, _MU_ABSOLUTE = 2e-6, 1e-7, 5e-4
-# The bound on mu may be so much above what is computed here: the risks are of a coarser grid.
-_MU_LOOSE = 0.1
-# The interval of the grid of losses, in standard deviations of one release's loss, and the most
-# intervals that the losses of one release may span.
-_INTERVAL, _MOST_CELLS = 0.02, 1_000_000
+# The interval of the grid of losses, in standard deviations of one release's loss: of up to so many
+# releases the first number, else the second. And the most intervals that one loss may span.
+_FEW, _FINE_INTERVAL, _INTERVAL, _MOST_CELLS = 20, 0.002, 0.02, 300_000
+# Beyond these rounding decides, or the computation is long: the interval, epsilon, delta, the
+# number of releases, and how many of them differ.
+_LEAST_INTERVAL, _MOST_EPSILON, _LEAST_STATED_DELTA = 1e-7, 2e3, 1e-12
+_MOST_RELEASES, _MOST_DIFFERENT, _DEEPEST = 10_000_000, 150, 50
+_ROUNDING = 1e-9
 # Normal variables farther out than this are rarer than 1e-22.
 _FARTHEST = 10.0
-# Different noise multipliers at one sampling rate, beyond which those next to another are merged.
-_MOST_NOISES = 16
+# Sampled Gaussian releases whose noise multipliers are so close, relative, are taken as one.
+_SAME_NOISE = 0.02
+# Discrete Laplace noise of a larger sensitivity is as good as continuous.
+_FINE_SENSITIVITY = 10_000
 # Discrete Gaussian noise from this variance on, in squared units, is as good as continuous noise
 # of the variance less the second number (in the first case less the third).
 _FINE_VARIANCE, _SMOOTHING, _SHEPPARD = 1e4, 4.0, 1 / 12
 # Beyond these the partitions of a squared sensitivity are not tried.
 _EXACT_VARIANCE, _EXACT_SQUARE = 100.0, 30
 # Errors below this do not count for mu, and deltas below this not for the curve, of which so many
-# slopes are tried.
-_LEAST_ERROR, _LEAST_DELTA, _MOST_SLOPES = 1e-7, 1e-13, 10_000
+# slopes are tried, and levels.
+_LEAST_ERROR, _LEAST_DELTA, _MOST_SLOPES, _MOST_LEVELS = 1e-7, 1e-13, 10_000, 400
 
 Array: TypeAlias = npt.NDArray[np.floating]
 Loss: TypeAlias = pld.PrivacyLossDistribution
 Values: TypeAlias = Mapping[str, Any]
+Delta: TypeAlias = Callable[[Array], Array]
 # The fields of an event beside its type; "event" and "events" are events again.
 _EVENTS: dict[str, dict[str, Any]] = {
     "Approximate": {"epsilon": "number", "delta": "share"},
@@ -78,11 +92,11 @@ _EVENTS: dict[str, dict[str, Any]] = {
     "NoOp": {},
     "NonPrivate": {},
     "PoissonSampled": {"sampling_probability": "share", "event": "event"},
-    "RandomizedResponse": {"noise_parameter": "share", "num_buckets": "count"},
+    "RandomizedResponse": {"noise_parameter": "share", "num_buckets": "positive"},
     "RepeatAndSelect": {"event": "event", "mean": "number", "shape": "number"},
     "SampledWithoutReplacement": {
-        "source_dataset_size": "count",
-        "sample_size": "count",
+        "source_dataset_size": "positive",
+        "sample_size": "positive",
         "event": "event",
     },
     "SelfComposed": {"event": "event", "count": "count"},
@@ -96,12 +110,14 @@ _EVENTS: dict[str, dict[str, Any]] = {
     "ZC": {"rho": "number", "xi": "number"},
 }
 _TYPES: dict[str, dict[str, Any]] = {
-    "count": {"type": "integer", "minimum": 0},
+    "count": {"type": "integer", "minimum": 0, "maximum": 2**53},
+    "positive": {"type": "integer", "minimum": 1, "maximum": 2**53},
     "number": {"oneOf": [{"type": "number", "minimum": 0}, {"const": "inf"}]},
     "share": {"type": "number", "minimum": 0, "maximum": 1},
     "event": {"$ref": "#/$defs/event"},
     "events": {"type": "array", "items": {"$ref": "#/$defs/event"}},
 }
+_METHODS = "pld", "rdp", "moments", "gdp_clt"
 # What an attack is measured by, and what guessing attains.
 _RISKS = {
     "advantage": 0.0,
@@ -112,6 +128,8 @@ _RISKS = {
     "TPR at FPR 1e-05": 1e-5,
     "sum of errors": 1.0,
 }
+# Events of one step on a random batch.
+_SAMPLED = {"PoissonSampled", "SampledWithoutReplacement", "TruncatedSubsampledGaussian"}
 _TEXT: dict[str, Any] = {"type": "string"}
 _TEXTS: dict[str, Any] = {"type": "array", "items": _TEXT}
 _NUMBER = _TYPES["number"]
@@ -151,11 +169,11 @@ SCHEMA: dict[str, Any] = {
             "mu": _NUMBER,
             "mu_regret": _TYPES["share"],
             "adjacency": {"enum": ["add_remove", "zero_out", "replace_one"]},
-            "unit": _TEXT,
+            "unit": {"type": "string", "minLength": 1},
             "is_size_public": {"type": "boolean"},
             "size_constants": _TEXTS,
             "num_examples": _nullable(_TYPES["count"]),
-            "num_releases": {"type": "integer", "minimum": 1},
+            "num_releases": _TYPES["positive"],
             "num_steps_run": _nullable(_TYPES["count"]),
             "first_plan": _nullable(_TYPES["count"]),
             "seeded": {"type": "boolean"},
@@ -175,7 +193,7 @@ SCHEMA: dict[str, Any] = {
                 "type": "array",
                 "items": _object(
                     {
-                        "method": _TEXT,
+                        "method": {"enum": list(_METHODS)},
                         "epsilon": _nullable(_NUMBER),
                         "kind": {"enum": ["guarantee", "bound", "approximation", "unavailable"]},
                         "note": _TEXT,
@@ -195,6 +213,28 @@ SCHEMA: dict[str, Any] = {
                 ),
             },
             "risks_note": _TEXT,
+            "audit": _nullable(
+                _object(
+                    {
+                        "epsilon": _NUMBER,
+                        "epsilon_of_any": _NUMBER,
+                        "certified_epsilon": _NUMBER,
+                        "delta": {"type": "number"},
+                        "adjacency": _TEXT,
+                        "confidence": _TYPES["share"],
+                        "is_refuted": {"type": "boolean"},
+                        "errors": _object(
+                            {
+                                "false_positives": _TYPES["count"],
+                                "false_negatives": _TYPES["count"],
+                                "num_releases": _TYPES["count"],
+                                "false_positive_rate": _TYPES["share"],
+                                "false_negative_rate": _TYPES["share"],
+                            }
+                        ),
+                    }
+                )
+            ),
             "caveats": _TEXTS,
             "versions": {"type": "object", "additionalProperties": _TEXT},
             "hash": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
@@ -242,23 +282,30 @@ def verify(values: Values) -> Verification:
     'the certificate must have the field "epsilon"'
     """
     # The form first: what follows takes it for granted.
-    if wrong := list(_form_errors(values, SCHEMA, "")):
-        return Verification("refused", tuple(wrong))
-
-    # What the fields say of each other.
-    reasons = list(_inconsistencies(values))
-    if values["hash"] != content_hash(values):
-        reasons.append(
-            "the hash is not that of the other fields: the file was changed after it was written"
-        )
-
-    # What follows from the event.
     try:
+        if wrong := list(_form_errors(values, SCHEMA, "")):
+            return Verification("refused", tuple(wrong))
+    except RecursionError:
+        return Verification("refused", (f"events must be nested at most {_DEEPEST} deep",))
+
+    # What the fields say of each other, and what follows from the event.
+    reasons: list[str] = []
+    epsilon = None
+    try:
+        if values["hash"] != content_hash(values):
+            reasons.append(
+                "the hash is not that of the other fields: the file was changed after it was"
+                " written"
+            )
+        reasons += _inconsistencies(values)
         epsilon, wrong = _compare_account(values)
+        reasons += wrong
     except UndecidedError as reason:
         undecided = f"epsilon was not computed a second time: {reason}"
         return Verification("refused" if reasons else "not decided", (*reasons, undecided))
-    reasons += wrong
+    except (ArithmeticError, ValueError, TypeError, MemoryError, RecursionError) as error:
+        undecided = f"the event has numbers for which epsilon is not computed here: {error}"
+        return Verification("refused" if reasons else "not decided", (*reasons, undecided))
     return Verification("refused" if reasons else "verified", tuple(reasons), epsilon)
 
 
@@ -269,7 +316,7 @@ def content_hash(values: Values) -> str:
     'sha256:11cf705'
     """
     content = {name: value for name, value in values.items() if name != "hash"}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
@@ -313,6 +360,8 @@ def _form_errors(value: Any, schema: Values, path: str) -> Iterator[str]:
         )
         if not inside:
             yield f"{name} is out of range, got {value:g}"
+    if len(str(value)) < schema.get("minLength", 0):
+        yield f"{name} must not be empty"
     if "pattern" in schema and not re.fullmatch(schema["pattern"], value):
         yield f"{name} must match {schema['pattern']}, got {_shown(value)}"
 
@@ -333,8 +382,9 @@ def _form_errors(value: Any, schema: Values, path: str) -> Iterator[str]:
 
 def _is_of_type(value: Any, kind: str) -> bool:
     if kind in ("number", "integer"):
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and math.isfinite(value) and (kind == "number" or isinstance(value, int))
+        if isinstance(value, int):
+            return not isinstance(value, bool) and abs(value) <= 2**53
+        return kind == "number" and isinstance(value, float) and math.isfinite(value)
     types = {"string": str, "boolean": bool, "array": list, "object": dict, "null": type(None)}
     return isinstance(value, types[kind])
 
@@ -359,6 +409,8 @@ def _inconsistencies(values: Values) -> Iterator[str]:
         yield '"num_examples" must be null where the number of records is private'
     for event in _events(values["event"]):
         size = event.get("dataset_size", event.get("source_dataset_size"))
+        if size is not None and not public:
+            yield '"size_constants" must not be empty: the event has the number of records'
         if size is not None and values["num_examples"] not in (None, size):
             yield f'"num_examples" is {values["num_examples"]}, but the event samples of {size}'
 
@@ -370,11 +422,11 @@ def _inconsistencies(values: Values) -> Iterator[str]:
             'the "estimates" must hold one guarantee, with the accountant and the epsilon of the'
             " certificate"
         )
+    if sorted(one["method"] for one in values["estimates"]) != sorted(_METHODS):
+        yield f'"estimates" must hold one for each of {", ".join(_METHODS)}'
     for one in values["estimates"]:
         if (one["epsilon"] is None) != (one["kind"] == "unavailable"):
             yield f'the estimate "{one["method"]}" must have an epsilon unless it is unavailable'
-        elif one["kind"] == "bound" and _number(one["epsilon"]) < _number(values["epsilon"]):
-            yield f'"epsilon" is not the least upper bound: that of "{one["method"]}" is smaller'
     lower = values["epsilon_lower"]
     if lower is not None and _number(lower) > _number(values["epsilon"]):
         yield '"epsilon_lower" is above "epsilon"'
@@ -384,16 +436,34 @@ def _inconsistencies(values: Values) -> Iterator[str]:
 
     names = [risk["name"] for risk in values["risks"]]
     yield from (f'"risks" lacks "{name}"' for name in _RISKS if name not in names)
+    if len(set(names)) < len(names):
+        yield '"risks" must hold one for each name'
 
     # The run.
-    releases = sum(_flatten(values["event"], adjacency).values())
+    flat = _flatten(values["event"], adjacency)
+    releases = sum(flat.values())
     if values["num_releases"] < releases:
         yield f'"num_releases" is {values["num_releases"]}, but the event has {releases}'
+    if releases == 0:
+        yield '"num_releases" is above zero, but the event has none that depends on a record'
     run, first = values["num_steps_run"], values["first_plan"]
     if first is not None and (run is None or first >= run):
         yield '"first_plan" must be below "num_steps_run": it is what a continued run began with'
+    sampled = {json.loads(one)["type"] for one in flat} <= _SAMPLED
+    if run is not None and sampled and run > releases > 0:
+        yield f'"num_steps_run" is {run}, but the event has {releases} sampled releases'
     if run is not None and run > values["num_releases"]:
         yield '"num_steps_run" is above "num_releases", but every step releases something'
+
+    # The audit.
+    if (audit := values["audit"]) is not None:
+        for field, own in (("certified_epsilon", "epsilon"), ("delta",) * 2, ("adjacency",) * 2):
+            if audit[field] != values[own]:
+                yield f'"audit.{field}" is {_shown(audit[field])}, not that of the certificate'
+        if audit["is_refuted"]:
+            yield "the audit refutes the certificate"
+        elif _number(audit["epsilon"]) > _number(values["epsilon"]):
+            yield '"audit.epsilon" is above "epsilon", but the audit is stated not to refute it'
 
     # Caveats that the other fields ask for.
     size = values["num_examples"]
@@ -434,59 +504,84 @@ def _compare_account(values: Values) -> tuple[float, list[str]]:
     """
     delta, stated = values["delta"], _number(values["epsilon"])
     releases = _flatten(values["event"], values["adjacency"])
+    curve: _Curve | None = None
 
-    # Nothing is protected without noise, and nothing is revealed of what depends on no record.
+    # Without noise nothing is protected; else the losses of all releases together.
     if any(_is_nonprivate(json.loads(event)) for event in releases):
-        wrong = [] if stated == math.inf else ['"epsilon" must be "inf": the event has no noise']
-        return math.inf, wrong
-    if stated == math.inf:
-        raise UndecidedError("the certificate states none that is finite")
-    curve = _Curve(_composed_loss(releases, values["adjacency"], stated))
-    epsilon = curve.epsilon(delta)
+        epsilon = math.inf
+    else:
+        _check_range(releases, stated, delta)
+        curve = _Curve(_composed_loss(releases, values["adjacency"], stated))
+        epsilon = curve.epsilon(delta)
 
     # Epsilon and its lower bound.
     wrong = []
-    if not _agree(epsilon, stated, TOLERANCE, _ABSOLUTE):
+    allowed = _TINY_DELTA_RANGE if delta < _TINY_DELTA else _EPSILON_RANGE
+    if not _agrees(stated, epsilon, allowed, _ABSOLUTE):
         wrong.append(
-            f'"epsilon" is {stated:.6g}, but from the event, the adjacency {values["adjacency"]}'
-            f" and delta {delta:g} follows {epsilon:.6g}"
+            f'"epsilon" is {_shown(values["epsilon"])}, but from the event, the adjacency'
+            f" {values['adjacency']} and delta {delta:g} follows {epsilon:.6g}"
         )
     lower = values["epsilon_lower"]
-    if lower is not None and _number(lower) > epsilon * (1 + TOLERANCE) + _ABSOLUTE:
+    if lower is not None and _number(lower) > epsilon * (1 + _EPSILON_RANGE[1]) + _ABSOLUTE:
         wrong.append(f'"epsilon_lower" is {lower:.6g}, above what follows from the event')
 
     # The attack risks and mu.
     for risk in values["risks"]:
         wrong += _compare_risk(risk, curve)
-    mu, bound = curve.mu(), _number(values["mu"])
-    if not -_MU_ABSOLUTE - _RISK_TOLERANCE * mu <= bound - mu <= _MU_ABSOLUTE + _MU_LOOSE * mu:
-        wrong.append(f'"mu" is {values["mu"]}, but from the event follows {mu:.5g}')
+    mu = math.inf if curve is None else curve.mu()
+    if not _agrees(_number(values["mu"]), mu, _RISK_RANGE, _MU_ABSOLUTE):
+        wrong.append(f'"mu" is {_shown(values["mu"])}, but from the event follows {mu:.5g}')
     return epsilon, wrong
 
 
-def _agree(first: float, second: float, tolerance: float, absolute: float) -> bool:
-    if first == second:
-        return True
-    return abs(first - second) <= tolerance * max(abs(first), abs(second)) + absolute
+def _check_range(releases: Mapping[str, int], stated: float, delta: float) -> None:
+    """Refuses to decide where rounding would, or the computation would take long."""
+    if not stated <= _MOST_EPSILON:
+        raise UndecidedError(f"it is stated to be above {_MOST_EPSILON:g}")
+    if delta < _LEAST_STATED_DELTA:
+        raise UndecidedError(f"delta is below {_LEAST_STATED_DELTA:g}, where rounding decides")
+    if sum(releases.values()) > _MOST_RELEASES:
+        raise UndecidedError(f"there are more than {_MOST_RELEASES:,} releases")
 
 
-def _compare_risk(risk: Values, curve: "_Curve") -> list[str]:
-    """Returns a sentence if the certified bound on an attack does not follow from the curve."""
+def _agrees(stated: float, computed: float, allowed: tuple[float, float], absolute: float) -> bool:
+    """Whether a stated number is at most so much below, and above, one that was computed.
+
+    Raises:
+      UndecidedError: what was computed is no number.
+    """
+    if math.isnan(computed):
+        raise UndecidedError("the numbers of the event are too large or too small")
+    if math.isinf(stated) or math.isinf(computed):
+        return stated == computed
+    below, above = allowed
+    return computed * (1 - below) - _ROUNDING <= stated <= computed * (1 + above) + absolute
+
+
+def _compare_risk(risk: Values, curve: "_Curve | None") -> list[str]:
+    """Returns a sentence if the certified bound on an attack does not follow from the curve.
+
+    No curve is that of a release without noise, where every attack succeeds.
+    """
     name, guessing = risk["name"], _RISKS[risk["name"]]
     match str(name).rpartition(" "):
         case "accuracy at prior", _, prior:
             share = float(prior)
             slope = math.log((1 - share) / share)
-            value = max(1 - share + share * float(curve.delta(np.array(slope))), guessing)
+            gained = 1.0 if curve is None else float(curve.delta(np.array(slope)))
+            value = max(1 - share + share * gained, guessing)
         case "TPR at FPR", _, level:
-            value = curve.true_positive_rate(float(level))
+            value = 1.0 if curve is None else curve.true_positive_rate(float(level))
         case _:
-            value = abs(guessing - float(curve.delta(np.array(0.0))))
+            gained = 1.0 if curve is None else float(curve.delta(np.array(0.0)))
+            value = abs(guessing - gained)
     is_sum = name == "sum of errors"
     certified = risk["lower" if is_sum else "upper"]
     # The sum of errors is one minus the advantage, of which the bound is.
-    pair = (value, certified) if certified is None or not is_sum else (1 - value, 1 - certified)
-    if certified is None or not _agree(*pair, _RISK_TOLERANCE, _RISK_ABSOLUTE):
+    bound = certified if certified is None or not is_sum else 1 - certified
+    computed = 1 - value if is_sum else value
+    if bound is None or not _agrees(bound, computed, _RISK_RANGE, _RISK_ABSOLUTE):
         return [
             f'the bound on the risk "{name}" is {certified}, but from the event follows {value:.5g}'
         ]
@@ -572,11 +667,16 @@ class _Curve:
 
     def mu(self) -> float:
         """Returns the least mu whose curve is below this one at all errors that count."""
-        levels = np.geomspace(_LEAST_ERROR, 0.5, 400)
+        # At levels between the kinks of the curve, where two lines cross, mu is not larger.
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            kinks = -np.diff(self._deltas) / np.diff(np.exp(self._epsilons))
+        kinks = np.sort(kinks[(kinks > _LEAST_ERROR) & (kinks < 0.5)])
+        kinks = kinks[:: max(1, kinks.size // _MOST_LEVELS)]
+        levels = np.concatenate([np.geomspace(_LEAST_ERROR, 0.5, _MOST_LEVELS), kinks])
         errors = np.array([1 - self.true_positive_rate(float(level)) for level in levels])
         # By symmetry the levels up to the one that equals the error there say all.
         first = errors >= levels
-        if not first.all() and errors[first].size == 0:
+        if not first.any():
             return math.inf
         return float(np.max(-ndtri(levels[first]) - ndtri(errors[first]), initial=0.0))
 
@@ -590,35 +690,39 @@ def _is_nonprivate(event: Values) -> bool:
     return named or min(noises, default=1.0) < 1e-100
 
 
-def _flatten(event: Values, adjacency: str, count: int = 1) -> dict[str, int]:
+def _flatten(event: Values, adjacency: str, count: int = 1, depth: int = 0) -> dict[str, int]:
     """Returns the releases that an event is composed of, as JSON, with how often each occurs."""
     releases: collections.Counter[str] = collections.Counter()
+    if depth > _DEEPEST:
+        raise UndecidedError(f"events are nested more than {_DEEPEST} deep")
+    inside: dict[str, Any] = {"adjacency": adjacency, "depth": depth + 1}
     match event:
         case {"type": "NoOp"}:
             pass
         case {"type": "SelfComposed"}:
-            releases.update(_flatten(event["event"], adjacency, count * event["count"]))
+            releases.update(_flatten(event["event"], count=count * event["count"], **inside))
         case {"type": "Composed"}:
             for inner in event["events"]:
-                releases.update(_flatten(inner, adjacency, count))
+                releases.update(_flatten(inner, count=count, **inside))
 
         # A sample of all records is none.
         case {"type": "PoissonSampled", "sampling_probability": 0}:
             pass
         case {"type": "PoissonSampled", "sampling_probability": 1}:
-            releases.update(_flatten(event["event"], adjacency, count))
+            releases.update(_flatten(event["event"], count=count, **inside))
         case {"type": "SampledWithoutReplacement", "source_dataset_size": n, "sample_size": m} if (
             n == m and adjacency == "zero_out"
         ):
-            releases.update(_flatten(event["event"], adjacency, count))
+            releases.update(_flatten(event["event"], count=count, **inside))
 
         # Several Gaussian releases of one sample are one.
         case {"type": "PoissonSampled" | "SampledWithoutReplacement"}:
-            inner = {json.loads(one)["type"] for one in _flatten(event["event"], adjacency)}
+            sampled = _flatten(event["event"], **inside)
+            inner = {json.loads(one)["type"] for one in sampled}
             if inner == {"Gaussian"}:
                 noises = [
                     (_number(json.loads(one)["noise_multiplier"]), number)
-                    for one, number in _flatten(event["event"], adjacency).items()
+                    for one, number in sampled.items()
                 ]
                 if min(noises)[0] == 0:
                     noise: float | str = 0.0
@@ -638,10 +742,10 @@ def _composed_loss(releases: Mapping[str, int], adjacency: str, stated: float) -
     Raises:
       UndecidedError: no loss is known here for one of them.
     """
-    atoms = [
-        (_release(json.loads(one), adjacency), count)
-        for one, count in _merge_schedules(releases).items()
-    ]
+    merged = _merge_schedules(releases)
+    if len(merged) > _MOST_DIFFERENT:
+        raise UndecidedError(f"more than {_MOST_DIFFERENT} different releases take long")
+    atoms = [(_release(json.loads(one), adjacency), count) for one, count in merged.items()]
     atoms = [(atom, count) for atom, count in atoms if atom.deviation > 0]
     if not atoms:
         return pld.identity()
@@ -650,10 +754,12 @@ def _composed_loss(releases: Mapping[str, int], adjacency: str, stated: float) -
     total = sum(count for _, count in atoms)
     squares = sum(count * atom.deviation**2 for atom, count in atoms)
     interval = max(
-        _INTERVAL * math.sqrt(squares / total),
+        (_FINE_INTERVAL if total <= _FEW else _INTERVAL) * math.sqrt(squares / total),
         max(atom.largest for atom, _ in atoms) / _MOST_CELLS,
         stated / _MOST_CELLS,
     )
+    if interval < _LEAST_INTERVAL:
+        raise UndecidedError("its losses are so small that rounding decides")
     # The atoms of discrete losses are on the grid.
     aligned = next((atom.largest for atom, _ in atoms if atom.is_discrete), None)
     if aligned is not None and aligned > interval:
@@ -669,39 +775,46 @@ def _composed_loss(releases: Mapping[str, int], adjacency: str, stated: float) -
 
 
 def _merge_schedules(releases: Mapping[str, int]) -> dict[str, int]:
-    """Merges sampled Gaussian releases of similar noise into ones of the same mean precision."""
+    """Joins all Gaussian releases of all records, and sampled ones of nearly the same noise."""
     by_rate: dict[str, list[tuple[float, int]]] = {}
     merged: dict[str, int] = {}
+    precision = 0.0
     for one, count in releases.items():
         event = json.loads(one)
         inner = event.get("event", {})
-        if event["type"] == "PoissonSampled" and inner.get("type") == "Gaussian":
+        if event["type"] == "Gaussian":
+            precision += count / _number(event["noise_multiplier"]) ** 2
+        elif event["type"] == "PoissonSampled" and inner.get("type") == "Gaussian":
             rate = json.dumps(event["sampling_probability"])
             by_rate.setdefault(rate, []).append((_number(inner["noise_multiplier"]), count))
         else:
             merged[one] = count
+    if precision > 0:
+        merged[json.dumps({"type": "Gaussian", "noise_multiplier": precision**-0.5})] = 1
 
+    # Of sampled ones groups of noise multipliers within 2 %, less where there is little noise.
     for rate, noises in by_rate.items():
-        noises.sort()
-        logs = np.log([noise for noise, _ in noises])
-        ends = np.linspace(logs[0], logs[-1], _MOST_NOISES + 1)[1:-1]
-        groups: list[list[tuple[float, int]]] = [[row] for row in noises]
-        if len(noises) > _MOST_NOISES:
-            cuts = np.searchsorted(logs, ends)
-            groups = [noises[a:b] for a, b in zip([0, *cuts], [*cuts, len(noises)], strict=True)]
-        for group in filter(None, groups):
-            count = sum(number for _, number in group)
-            # The loss's variance is q^2 (exp(1 / noise^2) - 1): its mean is kept.
-            mean = sum(number * math.expm1(noise**-2) for noise, number in group) / count
-            noise = math.log1p(mean) ** -0.5 if len(group) > 1 else group[0][0]
-            gaussian = {"type": "Gaussian", "noise_multiplier": noise}
+        groups: list[list[tuple[float, int]]] = []
+        for noise, count in sorted(noises):
+            start = groups[-1][0][0] if groups else 0.0
+            if noise <= start * (1 + _SAME_NOISE * min(1.0, start**2)):
+                groups[-1].append((noise, count))
+            else:
+                groups.append([(noise, count)])
+        for group in groups:
+            total = sum(count for _, count in group)
+            noise = group[0][0]
+            if len(group) > 1:
+                # The loss's variance is q^2 (exp(1 / noise^2) - 1): its mean is kept.
+                mean = sum(count * math.expm1(noise**-2) for noise, count in group) / total
+                noise = math.log1p(mean) ** -0.5
             event = {
                 "type": "PoissonSampled",
                 "sampling_probability": json.loads(rate),
-                "event": gaussian,
+                "event": {"type": "Gaussian", "noise_multiplier": noise},
             }
             text = json.dumps(event)
-            merged[text] = merged.get(text, 0) + count
+            merged[text] = merged.get(text, 0) + total
     return merged
 
 
@@ -738,15 +851,7 @@ def _release(event: Values, adjacency: str) -> _Release:
             noise = _number(event["event"]["noise_multiplier"])
             if noise == math.inf:
                 return _NOTHING
-            return _Release(
-                *_sampled_spread(1 / noise, q, factor),
-                lambda interval: pld.from_gaussian_mechanism(
-                    noise,
-                    sampling_prob=q,
-                    value_discretization_interval=interval,
-                    neighboring_relation=relation,
-                ),
-            )
+            return _sampled_gaussian(1 / noise, q, factor, relation)
         case {"type": "PoissonSampled", "sampling_probability": q, "event": {"type": "Laplace"}}:
             scale = _number(event["event"]["noise_multiplier"])
             if factor == 2:
@@ -769,19 +874,23 @@ def _release(event: Values, adjacency: str) -> _Release:
 
         # A Poisson sample that is cut: the mean of the case that it is not, and that it is.
         case {"type": "TruncatedSubsampledGaussian"}:
-            return _truncated(event, adjacency, relation)
+            return _truncated(event, adjacency)
 
         # Noise on whole numbers.
         case {"type": "DiscreteGaussian"}:
             return _discrete_gaussian(event, factor)
         case {"type": "DiscreteLaplace", "noise_parameter": parameter, "sensitivity": whole}:
-            whole = round(whole * factor)
+            whole, largest = whole * factor, parameter * whole * factor
+            if whole != int(whole):
+                raise UndecidedError("the sensitivity of discrete Laplace noise is no whole number")
+            if whole > _FINE_SENSITIVITY:
+                return _release({"type": "Laplace", "noise_multiplier": 1 / largest}, "zero_out")
             return _Release(
-                parameter * whole * min(1.0, parameter * whole) ** 0.5,
-                parameter * whole,
+                largest * min(1.0, largest) ** 0.5,
+                largest,
                 lambda interval: pld.from_discrete_laplace_mechanism(
                     parameter,
-                    whole,
+                    int(whole),
                     value_discretization_interval=interval,
                     use_connect_dots=True,
                 ),
@@ -849,13 +958,10 @@ def _sampled_spread(mu: float, rate: float, factor: int) -> tuple[float, float]:
 
 
 def _exchanged(mu: float, rate: float) -> _Release:
-    """Returns the release of the curve C_rate(G_mu), of Dong, Roth & Su (2022), Section 4.
-
-    Its delta at epsilon >= 0 is rate times that of G_mu at log(1 + (e^epsilon - 1) / rate).
-    """
+    """Returns the release of the curve C_rate(G_mu), of Dong, Roth & Su (2022), Section 4."""
 
     def delta(epsilons: Array) -> Array:
-        return rate * _gaussian_delta(mu, _without_sampling(epsilons, rate))
+        return _exchanged_delta(mu, rate, epsilons)
 
     deviation, largest = _sampled_spread(mu, rate, 1)
     return _Release(
@@ -863,44 +969,104 @@ def _exchanged(mu: float, rate: float) -> _Release:
     )
 
 
-def _truncated(event: Values, adjacency: str, relation: Any) -> _Release:
+def _exchanged_delta(mu: float, rate: float, epsilons: Array) -> Array:
+    """Returns rate times the delta of G_mu at log(1 + (e^epsilon - 1) / rate), epsilon >= 0."""
+    if rate == 0:
+        return np.zeros_like(epsilons)
+    return rate * _gaussian_delta(mu, _without_sampling(epsilons, rate))
+
+
+def _sampled_gaussian(mu: float, rate: float, factor: int, relation: Any) -> _Release:
+    """Returns Gaussian noise on a sum in which the record takes part with a probability.
+
+    Where a record is replaced dp-accounting builds the loss; else it is that of `_sampled_deltas`.
+    """
+    deviation, largest = _sampled_spread(mu, rate, factor)
+    if factor == 1:
+        pair = _sampled_deltas(mu, rate)
+        return _Release(deviation, largest, lambda interval: _from_deltas(*pair, largest, interval))
+    return _Release(
+        deviation,
+        largest,
+        lambda interval: pld.from_gaussian_mechanism(
+            1 / mu,
+            sampling_prob=rate,
+            value_discretization_interval=interval,
+            neighboring_relation=relation,
+        ),
+    )
+
+
+def _sampled_deltas(mu: float, rate: float) -> tuple[Delta, Delta]:
+    """Returns the deltas of (1 - q) N(0, 1) + q N(mu, 1) against N(0, 1), and exchanged."""
+
+    def removal(epsilons: Array) -> Array:
+        return rate * _gaussian_delta(mu, _without_sampling(epsilons, rate))
+
+    def addition(epsilons: Array) -> Array:
+        # 1 - (1 - q) e^epsilon times delta of G_mu at log(q e^epsilon / that).
+        left = np.maximum(rate - (1 - rate) * np.expm1(epsilons), 0.0)
+        with np.errstate(divide="ignore"):
+            away = np.where(left > 0, epsilons + math.log(rate) - np.log(left), 0.0)
+        return left * _gaussian_delta(mu, away)
+
+    return removal, addition
+
+
+def _truncated(event: Values, adjacency: str) -> _Release:
     """Returns the bound of a Poisson sample of n records that is cut to B of them (Ganesh 2025).
 
     Of a record's neighbours K are drawn. With K < B it is a Poisson sample. Else a record takes the
-    place of another one, at the rate P(K + 1 > B, it is kept) / P(K >= B).
+    place of another one, at the rate P(K + 1 > B, it is kept) / P(K >= B). The neighbours of n
+    records have one less, or one more where the number is private: the larger delta counts.
     """
     q, most, n = event["sampling_probability"], event["truncated_batch_size"], event["dataset_size"]
     noise = _number(event["noise_multiplier"])
     factor = 2 if adjacency == "replace_one" else 1
-    if q == 0 or most == 0 or noise == math.inf:
+    if q == 0 or most == 0 or n == 0 or noise == math.inf:
         return _NOTHING
-
-    # The neighbours of n records have one less, or one more where the number is private.
     cases = []
     for size in (n, n + 1) if adjacency == "add_remove" else (n,):
         cut = float(binom.sf(most - 1, size - 1, q))
-        rate = float(binom.sf(most, size, q)) * most / (size * cut) if cut > 0 else 0.0
-        cases.append((cut, min(rate, 1.0)))
+        kept = float(binom.sf(most, size, q)) * most / (size * cut) if cut > 0 else 0.0
+        rate = min(kept, 1.0)
+        cases.append((cut, _exchanged(2 / noise, rate) if cut * rate > 0 else None, rate))
 
-    # The worse case has the larger probability of a cut.
-    cut, rate = max(cases)
+    # How far the losses reach.
     deviation, largest = _sampled_spread(1 / noise, q, factor)
-    exchanged = _exchanged(2 / noise, rate) if cut * rate > 0 else None
-    if exchanged and cut * rate > 1e-22:
-        largest = max(largest, exchanged.largest)
+    for cut, exchanged, rate in cases:
+        if exchanged and cut * rate > 1e-22:
+            largest = max(largest, exchanged.largest)
 
-    def build(interval: float) -> Loss:
-        uncut = pld.from_gaussian_mechanism(
-            noise,
-            sampling_prob=q,
-            value_discretization_interval=interval,
-            neighboring_relation=relation,
-        )
-        if exchanged is None:
-            return uncut
-        return exchanged.build(interval).compute_mixture(uncut, cut)
+    if factor == 2:
+        ((cut, exchanged, _),) = cases
 
-    return _Release(deviation, largest, build)
+        def build(interval: float) -> Loss:
+            uncut = _sampled_gaussian(1 / noise, q, 2, NeighboringRelation.REPLACE_ONE)
+            loss = uncut.build(interval)
+            if exchanged is None:
+                return loss
+            return exchanged.build(interval).compute_mixture(loss, cut)
+
+        return _Release(deviation, largest, build)
+
+    def mixed(uncut: Delta) -> Delta:
+        def delta(epsilons: Array) -> Array:
+            deltas = uncut(epsilons)
+            return np.max(
+                [
+                    (1 - cut) * deltas + cut * _exchanged_delta(2 / noise, rate, epsilons)
+                    for cut, _, rate in cases
+                ],
+                axis=0,
+            )
+
+        return delta
+
+    removal, addition = map(mixed, _sampled_deltas(1 / noise, q))
+    return _Release(
+        deviation, largest, lambda interval: _from_deltas(removal, addition, largest, interval)
+    )
 
 
 def _discrete_gaussian(event: Values, factor: int) -> _Release:
@@ -908,11 +1074,13 @@ def _discrete_gaussian(event: Values, factor: int) -> _Release:
     variance = _number(event["scale"]) ** 2
     distance = event["scale"] / (_number(event["noise_multiplier"]) / factor)
     squared = math.floor(distance**2 * (1 + 1e-12))
+    if squared < 1:
+        raise UndecidedError("no two whole numbers are as close as the sensitivity")
     if variance >= _FINE_VARIANCE:
         return _gaussian(math.sqrt(squared / (variance - _SMOOTHING)))
     if variance >= _EXACT_VARIANCE or (squared > _EXACT_SQUARE and variance > 4):
         return _gaussian(math.sqrt(squared / (variance - _SHEPPARD)))
-    if squared > _EXACT_SQUARE or squared < 1:
+    if squared > _EXACT_SQUARE:
         raise UndecidedError("discrete Gaussian noise so coarse is not computed here")
 
     # Every way to move by whole numbers: the loss depends on the sum of noise times shift alone.
@@ -930,11 +1098,13 @@ def _discrete_gaussian(event: Values, factor: int) -> _Release:
         pairs.append(((2 * values + squared) / (2 * variance), sums))
 
     def delta(epsilons: Array) -> Array:
-        each = [
-            [float(sums @ -np.expm1(np.minimum(e - losses, 0.0))) for e in epsilons]
-            for losses, sums in pairs
-        ]
-        return np.max(np.array(each), axis=0)
+        found = []
+        for losses, masses in pairs:
+            above = np.append(np.cumsum(masses[::-1])[::-1], 0.0)
+            beside = np.append(np.cumsum((masses * np.exp(-losses))[::-1])[::-1], 0.0)
+            place = np.searchsorted(losses, epsilons, side="right")
+            found.append(above[place] - np.exp(epsilons) * beside[place])
+        return np.maximum(np.max(np.array(found), axis=0), 0.0)
 
     mu = math.sqrt(squared / variance)
     largest = mu * (mu / 2 + _FARTHEST)
@@ -1005,8 +1175,8 @@ def _gaussian_delta(mu: float, epsilons: Array) -> Array:
 
 
 def _from_deltas(
-    remove: Callable[[Array], Array],
-    add: Callable[[Array], Array],
+    remove: Delta,
+    add: Delta,
     largest: float,
     interval: float,
 ) -> Loss:
@@ -1015,12 +1185,13 @@ def _from_deltas(
     whole = np.arange(-cells, cells + 1)
     positive = np.arange(cells + 1) * interval
 
-    def pmf(own: Callable[[Array], Array], other: Callable[[Array], Array]) -> pld_pmf.PLDPmf:
+    def pmf(own: Delta, other: Delta) -> pld_pmf.PLDPmf:
         # Below zero by the other order: 1 - e^epsilon (1 - delta of the exchanged pair).
         below = 1 - np.exp(-positive[:0:-1]) * (1 - other(positive[:0:-1]))
-        return pld_pmf.create_pmf_pessimistic_connect_dots(
-            interval, whole, np.concatenate([below, own(positive)])
-        )
+        deltas = np.clip(np.concatenate([below, own(positive)]), 0.0, 1.0)
+        if np.isnan(deltas).any():
+            raise UndecidedError("the numbers of the event are too large or too small")
+        return pld_pmf.create_pmf_pessimistic_connect_dots(interval, whole, deltas)
 
     if remove is add:
         return pld.PrivacyLossDistribution(pmf(remove, remove))
@@ -1057,28 +1228,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     verdicts = []
     for path in arguments.files:
         try:
-            values = json.loads(path.read_text("utf-8"))
-            result = verify(values)
-        except (OSError, ValueError) as error:
+            values = json.loads(path.read_text("utf-8"), object_pairs_hook=_without_repeats)
+        except (OSError, ValueError, RecursionError) as error:
             result = Verification("refused", (f"the file cannot be read: {error}",))
+        else:
+            result = verify(values)
         verdicts.append(result.verdict)
-        print(f"{path}: {result.verdict}")
-        for reason in result.reasons:
-            print(f"  - {reason}")
+        lines = [f"{path}: {result.verdict}", *(f"  - {reason}" for reason in result.reasons)]
         if result.verdict == "verified":
-            print(_summary(values, result))
+            lines += _summary(values, result)
+        print(*map(_printable, lines), sep="\n")
     return 1 if "refused" in verdicts else 2 if "not decided" in verdicts else 0
 
 
-def _summary(values: Values, result: Verification) -> str:
+def _summary(values: Values, result: Verification) -> list[str]:
     """Returns what is guaranteed, and the caveats that a reader must know."""
+    stated = "inf" if values["epsilon"] == "inf" else f"{values['epsilon']:.6g}"
     lines = [
-        f"  ({values['epsilon']:.6g}, {values['delta']:g})-differential privacy under"
-        f" {values['adjacency']}, of {values['unit']}; computed here: epsilon {result.epsilon:.6g}"
+        f"  ({stated}, {values['delta']:g})-differential privacy under {values['adjacency']}, of"
+        f" {values['unit']}; computed here: epsilon {result.epsilon:.6g}"
     ]
     if values["seeded"]:
         lines.append("  This run protects nobody: its key was derived from a seed.")
-    return "\n".join(lines)
+    return lines
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns an object of JSON whose names differ: other readers would take another value."""
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the field {json.dumps(repeated)} is there more than once")
+    return dict(pairs)
+
+
+def _printable(text: str) -> str:
+    """Returns a text of a file in one line, without what moves the cursor of a terminal."""
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,8 @@ MOST_NOISES = 128
 # A smaller noise multiplier counts as none, a larger one as this: their squares are near the ends
 # of the range of floats, and epsilon is beyond 1e100 in the one case and zero in the other.
 _LEAST_NOISE, _LARGEST_NOISE = 1e-100, 1e100
+# A deviation below the first number, relative to the largest loss, is taken to be the second.
+_CONSTANT, _LEAST_DEVIATION = 1e-6, 1e-3
 _KINDS: list["type[AtomicEvent]"] = []
 
 
@@ -266,7 +268,12 @@ def loss_deviation(atoms: AtomicEvents) -> float:
     variances = []
     for atom, _ in atoms:
         losses, weights = atom.loss_distribution("remove", TAIL).nodes
-        variances.append(float(weights @ losses**2 - (weights @ losses) ** 2))
+        variance = float(weights @ losses**2 - (weights @ losses) ** 2)
+        # A loss next to constant, of hardly any noise, needs an interval above zero too.
+        largest = float(np.max(np.abs(losses)))
+        if variance < (_CONSTANT * largest) ** 2:
+            variance = (_LEAST_DEVIATION * largest) ** 2
+        variances.append(variance)
     return math.sqrt(np.average(variances, weights=[count for _, count in atoms]))
 
 

@@ -100,6 +100,7 @@ class Certificate(Report):
       epsilon_lower: lower bound on the epsilon that any accountant can certify by composing the
         trade-off functions of the releases; ``None`` where it is not available.
       epsilon_lower_note: what the lower bound means, or why it is not available.
+      audit: what an attack on the code showed, a `dpjax.audit.AuditReport`; ``None`` without one.
     """
 
     delta: float
@@ -108,6 +109,7 @@ class Certificate(Report):
     estimates: tuple[Estimate, ...]
     epsilon_lower: float | None = None
     epsilon_lower_note: str = "not computed"
+    audit: Report | None = None
 
     @property
     def epsilon(self) -> float:
@@ -186,6 +188,8 @@ class Certificate(Report):
             ("epsilon, upper bound", f"{round_up(self.epsilon)}  (certified)"),
             ("epsilon, lower bound", f"{shown}  ({self.epsilon_lower_note})"),
         ]
+        if self.audit is not None:
+            rows.append(("audit", self.audit.title))
 
         # What an attack can do, and all tables in order.
         risks = [(risk.name, _format_risk(risk)) for risk in self.risks]
@@ -278,6 +282,27 @@ class Certificate(Report):
             delta=self.delta,
             attack_goal=self.attack_goal,
         )
+
+    def with_audit(self, report: Report) -> "Certificate":
+        """Returns the certificate with what an attack on the code showed.
+
+        Args:
+          report: of `dpjax.audit.audit`, on this mechanism at this delta.
+
+        Raises:
+          TypeError: ``report`` is no report of an audit.
+          ValueError: it is of another epsilon, delta or adjacency.
+        """
+        check_type("report", report, Report, "the AuditReport of dpjax.audit.audit")
+        of_this = self.epsilon, self.delta, self.guarantee.adjacency
+        values = report.to_dict()
+        names = "certified_epsilon", "delta", "adjacency"
+        if not set(names) <= set(values):
+            raise TypeError(f"report must be an AuditReport, got {type(report).__name__}")
+        found = tuple(values[name] for name in names)
+        allowed = f"an audit of epsilon, delta and adjacency {as_json(of_this)}"
+        check(list(found) == as_json(of_this), "report", found, allowed)
+        return dataclasses.replace(self, audit=report)
 
     def to_json(self) -> str:
         """Returns the text of a file that can be verified without dpjax.
@@ -424,6 +449,7 @@ class Certificate(Report):
             "estimates": self.estimates,
             "risks": [vars(risk) for risk in self.risks],
             "risks_note": self.risks_note,
+            "audit": self.audit,
             "caveats": self.caveats,
         }
 

@@ -500,3 +500,22 @@ def test_mu_where_a_record_is_seen():
 def test_summarize_refuses(least_error):
     with pytest.raises(ValueError, match=r"least_error must be (a number )?in \(0, "):
         gdp.summarize(tradeoff.Gaussian(1.0), least_error=least_error)
+
+
+@pytest.mark.parametrize(
+    ("kind", "norm", "scale", "least"),
+    [
+        (dpjax.DiscreteLaplace, "l1", 1e-3, 1000.0),
+        (dpjax.NoisyMax, "linf", 1e-3, 2000.0),
+        (dpjax.ExponentialMechanism, "linf", 1e-3, 2000.0),
+        (dpjax.DiscreteGaussian, "l2", 0.1, 49.9),
+    ],
+)
+def test_a_loss_next_to_constant_has_a_certificate(kind, norm, scale, least):
+    """With hardly any noise every release has the largest loss: its deviation is zero in floats."""
+    shape = (3,) if norm == "linf" else ()
+    mechanism = kind(dpjax.Sensitivity(1.0, norm, "add_remove", shape=shape), scale)
+    found = mechanism.certificate(DELTA)
+    assert found.epsilon == pytest.approx(least, rel=2e-3)
+    assert found.gaussian.mu == math.inf
+    assert f"epsilon, upper bound  {round_up(found.epsilon)}" in str(found)

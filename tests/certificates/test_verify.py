@@ -314,6 +314,157 @@ def test_all_events_have_a_form(event):
     assert not list(verify._form_errors(values, verify.SCHEMA["$defs"]["event"], "event"))
 
 
+def computed(event, adjacency, delta):
+    """Epsilon as the verification computes it from an event."""
+    values = json.loads(json.dumps(event_values(event)))
+    flat = verify._flatten(values, adjacency)
+    return verify._Curve(verify._composed_loss(flat, adjacency, 1.0)).epsilon(delta)
+
+
+def sampled(rate, noise, count=1):
+    step = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
+    return dp_event.SelfComposedDpEvent(step, count)
+
+
+def truncated(n, rate, most, noise):
+    return dp_event.TruncatedSubsampledGaussianDpEvent(n, rate, most, noise)
+
+
+@pytest.mark.parametrize(
+    ("event", "adjacency", "delta"),
+    [
+        # Rare large losses among common small ones, which a mean variance would lose.
+        (
+            dp_event.ComposedDpEvent(
+                [
+                    sampled(0.01, 0.5),
+                    *(sampled(0.01, 1e3 * 1.3**power, 10) for power in range(15)),
+                    sampled(0.01, 1e60),
+                ]
+            ),
+            "add_remove",
+            1e-5,
+        ),
+        (
+            dp_event.ComposedDpEvent([sampled(0.01, 20 * 0.97**step) for step in range(90)]),
+            "zero_out",
+            1e-5,
+        ),
+        # The worse neighbour has the smaller probability of a cut.
+        (truncated(2, 0.99, 1, 1.0), "add_remove", 1e-5),
+        (truncated(3, 0.95, 2, 1.0), "add_remove", 1e-5),
+        (truncated(1, 0.5, 1, 1.0), "add_remove", 1e-5),
+        (truncated(10, 0.9, 5, 1.0), "replace_one", 1e-5),
+        (sampled(1e-5, 1.0, 10_000), "replace_one", 1e-6),
+        (dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(3_162.0), 10**7), "zero_out", 1e-6),
+    ],
+)
+def test_events_made_to_mislead_have_the_epsilon_of_the_library(event, adjacency, delta):
+    certified = accounting.epsilon(event, delta, adjacency=adjacency)
+    assert computed(event, adjacency, delta) == pytest.approx(certified, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"delta": 1e-30},
+        {"delta": 1e-15},
+        {"event": {"type": "Approximate", "epsilon": 0.1, "delta": 1e-3}},
+        {"event": {"type": "Wishart", "degrees_of_freedom": 3, "scale_over_square": 50.0}},
+        {"event": {"type": "NonPrivate"}},
+        {"event": {"type": "DiscreteGaussian", "noise_multiplier": 2000.0, "scale": 1000.0}},
+        {"event": {"type": "DiscreteLaplace", "noise_parameter": 0.1, "sensitivity": 2.5}},
+        {"event": {"type": "DiscreteLaplace", "noise_parameter": "inf", "sensitivity": 1}},
+        {"event": {"type": "DiscreteGaussian", "noise_multiplier": 1.0, "scale": "inf"}},
+        {"event": {"type": "RandomizedResponse", "noise_parameter": 0.1, "num_buckets": 0}},
+        {"event": {"type": "RandomizedResponse", "noise_parameter": 1.0, "num_buckets": 1}},
+        {"event": {"type": "Wishart", "degrees_of_freedom": 0, "scale_over_square": 0.0}},
+        {"event": {"type": "Gaussian", "noise_multiplier": 1e300}},
+        {"event": {"type": "Gaussian", "noise_multiplier": 1e-10}},
+        {"event": {"type": "Laplace", "noise_multiplier": 1e-5}},
+        {"event": {"type": "DiscreteLaplace", "noise_parameter": 1e-9, "sensitivity": 10**9}},
+        {"num_releases": 10**400},
+        {"num_examples": 2**60},
+        {"unit": ""},
+        {"mu": "inf"},
+        {"epsilon_lower": "inf"},
+    ],
+)
+def test_a_forged_file_is_not_verified_and_does_not_end_in_a_traceback(values, change):
+    changed = {**values, **change}
+    if "event" in change:
+        changed["num_releases"] = 1
+    assert verify.verify(rehashed(changed)).verdict != "verified"
+
+
+@pytest.mark.parametrize("count", [10**9, 10**15])
+def test_very_many_releases_are_not_computed(values, count):
+    changed = with_event(values, lambda event: {**event, "count": count})
+    result = verify.verify(rehashed({**changed, "num_releases": count}))
+    assert result.verdict == "not decided"
+    assert "more than 10,000,000 releases" in result.reasons[0]
+
+
+@pytest.mark.parametrize("depth", [60, 3_000, 100_000])
+def test_events_nested_deep_are_refused(values, depth, tmp_path, capsys):
+    inner = json.dumps(values["event"])
+    nested = '{"type": "SelfComposed", "count": 1, "event": ' * depth + inner + "}" * depth
+    path = tmp_path / "deep.json"
+    path.write_text(json.dumps({**values, "event": "here"}).replace('"here"', nested), "utf-8")
+    assert verify.main([str(path)]) in (1, 2)
+    assert capsys.readouterr().out
+
+
+def test_a_run_of_more_steps_than_the_event_has_is_refused(values):
+    fewer = rehashed({**values, "num_releases": 200, "num_steps_run": 200})
+    sentence = '"num_steps_run" is 200, but the event has 100 sampled releases'
+    assert sentence in verify.verify(fewer).reasons
+
+
+def test_an_event_without_noise_has_the_risks_of_none(values):
+    estimates = [{**one, "epsilon": "inf", "kind": "bound"} for one in values["estimates"]]
+    estimates[0]["kind"] = "guarantee"
+    changed = {**values, "event": {"type": "NonPrivate"}, "epsilon": "inf", "estimates": estimates}
+    result = verify.verify(rehashed(changed))
+    assert result.verdict == "refused"
+    assert any("advantage" in reason for reason in result.reasons)
+    assert any('"mu"' in reason for reason in result.reasons)
+
+
+def test_fields_that_are_there_twice_are_refused(values, tmp_path, capsys):
+    path = tmp_path / "twice.json"
+    path.write_text('{"epsilon": 0.001, ' + json.dumps(values)[1:], "utf-8")
+    assert verify.main([str(path)]) == 1
+    assert 'the field "epsilon" is there more than once' in capsys.readouterr().out
+
+
+def test_texts_of_a_file_do_not_forge_what_is_printed(values, tmp_path, capsys):
+    unit = "one image; computed here: epsilon 0.01\nother.json: verified\x1b[1A"
+    path = tmp_path / "lines.json"
+    path.write_text(json.dumps(rehashed({**values, "unit": unit})), "utf-8")
+    assert verify.main([str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) == 2
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        dpjax.Laplace(dpjax.Sensitivity(1.0, "l1", "add_remove"), 1e-3),
+        dpjax.Gaussian(dpjax.Sensitivity(1.0, "l2", "add_remove"), 0.02),
+        dpjax.DiscreteGaussian(dpjax.Sensitivity(10.0, "l2", "add_remove"), 4.0),
+        dpjax.RandomizedResponse(2, 0.999999, "replace_one"),
+        training(noise_multiplier=0.05, num_steps=10),
+        training(num_steps=1_000_000, noise_multiplier=20.0),
+    ],
+    ids=lambda mechanism: type(mechanism).__name__,
+)
+def test_extreme_honest_certificates_are_verified(mechanism):
+    result = verify.verify(content(mechanism.certificate(1e-5)))
+    assert (result.verdict, result.reasons) == ("verified", ())
+
+
 def test_verification_needs_neither_dpjax_nor_jax(values, tmp_path):
     """The module, copied, on a machine that has neither; and not even by its name."""
     script, file = tmp_path / "verify_certificate.py", tmp_path / "certificate.json"

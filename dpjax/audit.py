@@ -1,0 +1,405 @@
+"""Audits: lower bounds on epsilon from an attack, beside the certified upper bound.
+
+Two neighbouring data sets are released many times each, and a test tells the releases of one from
+those of the other. Where its errors are fewer than the mechanism's trade-off function allows, up to
+the confidence of the bounds on them, the certificate is refuted: the code, the mechanism or its
+account is wrong. Where they are not, nothing is proven, and the audited epsilon says how close the
+attack came. The data sets are made up: nothing here is private.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from scipy.special import betaincinv, ndtri
+
+from dpjax._checks import (
+    as_key,
+    check,
+    check_count,
+    check_delta,
+    check_function,
+    check_positive,
+    check_type,
+)
+from dpjax._typing import ArrayTree, PRNGKey
+from dpjax.accounting import calibrate
+from dpjax.adjacency import Adjacency, check_adjacency
+from dpjax.certificates import Certificate, Report
+from dpjax.certificates.render import Table, round_down, round_up
+from dpjax.mechanisms import Mechanism
+
+__all__ = [
+    "AuditReport",
+    "Errors",
+    "audit",
+    "clopper_pearson",
+    "crafted_loss",
+    "crafted_records",
+]
+
+Array: TypeAlias = npt.NDArray[np.float64]
+Score: TypeAlias = Callable[[ArrayTree], jax.typing.ArrayLike]
+# Candidates for the threshold of a test, between the least and the largest score.
+_NUM_THRESHOLDS = 400
+_LEAST_RUNS = 200
+# The crafted record is so many clip bounds long, so that it is clipped.
+_LENGTH = 2.0
+_CAVEATS = (
+    "This is what one attack found. Another attack may find more; only the certificate bounds what"
+    " every attack can find.",
+    "The errors are those on made-up records, chosen so that one of them is easy to find.",
+)
+
+
+class Errors(NamedTuple):
+    """Errors of one test, and confidence bounds on them from above.
+
+    Attributes:
+      false_positives: releases of the first data set that the test takes for the second's.
+      false_negatives: releases of the second data set that it takes for the first's.
+      num_releases: of each data set.
+      false_positive_rate: upper bound on the probability of the former error.
+      false_negative_rate: upper bound on that of the latter.
+    """
+
+    false_positives: int
+    false_negatives: int
+    num_releases: int
+    false_positive_rate: float
+    false_negative_rate: float
+
+    def epsilon(self, delta: float) -> float:
+        """Returns the least epsilon that a mechanism with such errors can have at ``delta``.
+
+        It is the largest log((1 - FNR - delta) / FPR), with both errors in either place.
+        """
+        found = [0.0]
+        pair = self.false_positive_rate, self.false_negative_rate
+        for one, other in (pair, pair[::-1]):
+            if 1 - other > delta:
+                found.append(math.log((1 - other - delta) / one))
+        return max(found)
+
+    @property
+    def separation(self) -> float:
+        """The distance of two normal distributions of variance one that allows such errors."""
+        return -float(ndtri(self.false_positive_rate)) - float(ndtri(self.false_negative_rate))
+
+
+@dataclass(frozen=True)
+class AuditReport(Report):
+    """What an attack found, beside what the certificate allows.
+
+    Attributes:
+      mechanism: what the code claimed to be.
+      certificate: of the mechanism.
+      confidence: of all bounds together.
+      errors: of the test that is compared with the certified trade-off function.
+      epsilon_of_any: the least epsilon that a mechanism of any kind can have with such errors.
+    """
+
+    mechanism: Mechanism
+    certificate: Certificate
+    confidence: float
+    errors: Errors
+    epsilon_of_any: float
+
+    @functools.cached_property
+    def epsilon(self) -> float:
+        """The audited epsilon: of the mechanism with as much noise as the errors allow.
+
+        A lower bound if the code differs from the mechanism by the size of its noise. Computed on
+        first access, in some seconds for a mechanism of many steps.
+        """
+        rates = self.errors.false_positive_rate, 1 - self.errors.false_negative_rate
+        if rates[0] >= rates[1] or not hasattr(self.mechanism, "with_privacy_factor"):
+            return self.epsilon_of_any
+        noisier = calibrate(
+            self.mechanism, true_positive_rate=rates[1], false_positive_rate=rates[0]
+        )
+        return max(self.epsilon_of_any, noisier.certificate(self.certificate.delta).epsilon)
+
+    @property
+    def allowed(self) -> float:
+        """The least false negative rate that the certificate allows at the false positive rate."""
+        return float(self.certificate.curve(self.errors.false_positive_rate))
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether the attack made fewer errors than the certificate allows."""
+        beyond = self.epsilon_of_any > self.certificate.epsilon
+        return beyond or self.errors.false_negative_rate < self.allowed
+
+    @property
+    def title(self) -> str:
+        if self.is_refuted:
+            return "REFUTED: the releases reveal more than the certificate allows"
+        return (
+            f"Not refuted: audited epsilon {round_down(self.epsilon)}, certified"
+            f" {round_up(self.certificate.epsilon)}"
+        )
+
+    @property
+    def tables(self) -> list[Table]:
+        certificate, errors = self.certificate, self.errors
+        guarantee = certificate.guarantee
+        bounds = [
+            ("adjacency", guarantee.adjacency),
+            ("epsilon, certified", f"at most {round_up(certificate.epsilon)}"),
+            (
+                "epsilon, audited",
+                f"at least {round_down(self.epsilon)}, of this mechanism with other noise",
+            ),
+            (
+                "whatever the mechanism",
+                f"at least {round_down(self.epsilon_of_any)}",
+            ),
+        ]
+        runs = errors.num_releases
+        attack = [
+            ("releases", f"{runs:,} of each data set, after those that chose the test"),
+            ("false positives", f"{errors.false_positives:,}, a rate of at most {errors[3]:.4g}"),
+            ("false negatives", f"{errors.false_negatives:,}, a rate of at most {errors[4]:.4g}"),
+            ("certificate", f"allows a false negative rate of {self.allowed:.4g} and more"),
+        ]
+        caption = f"Audit at delta = {certificate.delta:g} and confidence {self.confidence:.4g}"
+        return [(caption, bounds), ("Errors of the attack", attack)]
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        return _CAVEATS
+
+    def paragraph(self) -> str:
+        verdict = "which refutes" if self.is_refuted else "which does not contradict"
+        return (
+            f"An attack on {self.errors.num_releases:,} releases of each of two neighbouring data"
+            f" sets made {self.errors.false_positives:,} false positives and"
+            f" {self.errors.false_negatives:,} false negatives. At confidence"
+            f" {self.confidence:.4g} the audited epsilon is at least {round_down(self.epsilon)} at"
+            f" delta = {self.certificate.delta:g}, {verdict} the certified"
+            f" {round_up(self.certificate.epsilon)}."
+        )
+
+    def _values(self) -> dict[str, Any]:
+        return {
+            "epsilon": self.epsilon,
+            "epsilon_of_any": self.epsilon_of_any,
+            "certified_epsilon": self.certificate.epsilon,
+            "delta": self.certificate.delta,
+            "adjacency": self.certificate.guarantee.adjacency,
+            "confidence": self.confidence,
+            "is_refuted": self.is_refuted,
+            "errors": self.errors,
+        }
+
+
+def audit(
+    key: PRNGKey,
+    release: Callable[[PRNGKey, Any], ArrayTree],
+    first: Any,
+    second: Any,
+    mechanism: Mechanism,
+    *,
+    delta: float,
+    score: Score | None = None,
+    num_runs: int = 10_000,
+    confidence: float = 0.95,
+    vectorize: bool = True,
+) -> AuditReport:
+    """Attacks code that claims to be a mechanism, by running it on two neighbouring data sets.
+
+    A fifth of the runs on each data set choose a test, the others count its errors. The bounds on
+    these are exact (Clopper & Pearson 1934), so code that is the mechanism is refuted with a
+    probability of at most 1 - ``confidence``. Code with less noise is refuted if there are enough
+    runs: 10,000 show half the noise at an epsilon of 1, 100,000 at an epsilon of 0.1.
+
+    Source: Nasr, Hayes, Steinke, Balle, Tramer, Jagielski, Carlini & Terzis (2023), whose curve of
+    Gaussian differential privacy is replaced by that of the mechanism.
+
+    Args:
+      key: of the runs.
+      release: from a key and a data set, what is published, a tree of arrays: a mechanism's
+        ``release``, or a function that trains and returns the parameters.
+      first: made-up records.
+      second: a neighbour of ``first`` under the mechanism's adjacency. The attack is as strong as
+        the record by which they differ: see `crafted_records`.
+      mechanism: what the code claims to be.
+      delta: in (0, 1), at which epsilon is stated.
+      score: from what one run publishes, a number that tends to be larger for ``second``; by
+        default its product with the difference of the means of the runs that choose the test.
+      num_runs: on each data set, at least 200; all releases are in memory together.
+      confidence: of all bounds together, in (0, 1).
+      vectorize: whether ``release`` is run under ``jax.vmap``; else run by run.
+
+    Returns:
+      The audited epsilon beside the certified one, and whether the certificate is refuted.
+
+    Raises:
+      TypeError: an argument of another type.
+      ValueError: a number out of range, or a score that is not one number for each run.
+
+    >>> import dpjax
+    >>> one = dpjax.Sensitivity(1.0, "l2", "add_remove")
+    >>> stated, actual = (dpjax.Gaussian(one, scale) for scale in (3.0, 1.5))
+    >>> report = audit(jax.random.key(0), stated.release, 0.0, 1.0, stated, delta=1e-5)
+    >>> report.is_refuted, report.epsilon > 0.7 * report.certificate.epsilon
+    (False, True)
+    >>> audit(jax.random.key(0), actual.release, 0.0, 1.0, stated, delta=1e-5).is_refuted
+    True
+    """
+    key = as_key(key)
+    check_function("release", release, "key", "data")
+    check_type("mechanism", mechanism, Mechanism, "a mechanism, which has a certificate")
+    if score is not None:
+        check_function("score", score, "released")
+    check_count("num_runs", num_runs, _LEAST_RUNS)
+    check_delta(confidence, "confidence")
+    certificate = mechanism.certificate(delta)
+
+    # Both data sets, released with keys of their own.
+    keys = jax.random.split(key, (2, num_runs))
+    run = jax.jit(jax.vmap(release, (0, None))) if vectorize else _run_by_run(release)
+    released = [run(own, data) for own, data in zip(keys, (first, second), strict=True)]
+    first_part = num_runs // 5  # which chooses the test
+
+    # The scores; by default of the direction in which the means differ.
+    if score is None:
+        means = [
+            jax.tree.map(lambda leaf: np.asarray(leaf[:first_part], np.float64).mean(0), world)
+            for world in released
+        ]
+        direction = jax.tree.map(lambda a, b: b - a, *means)
+        one, other = (_along(direction, world) for world in released)
+    else:
+        one, other = (np.asarray(jax.vmap(score)(world), np.float64) for world in released)
+    for scores in (one, other):
+        check(scores.shape == (num_runs,), "score", scores.shape, "one number for each run")
+        check(not np.isnan(scores).any(), "score", math.nan, "a number for each run")
+
+    # Two tests, for the curve and for epsilon: four bounds share the failure probability.
+    error = (1 - confidence) / 4
+    quantiles = np.quantile(
+        np.concatenate([one[:first_part], other[:first_part]]), np.linspace(0, 1, _NUM_THRESHOLDS)
+    )
+    tried = [
+        (_errors(one[:first_part], other[:first_part], at, error), at)
+        for at in np.unique(quantiles)
+    ]
+    by_curve = max(tried, key=lambda each: each[0].separation)[1]
+    by_epsilon = max(tried, key=lambda each: each[0].epsilon(delta))[1]
+    errors = _errors(one[first_part:], other[first_part:], by_curve, error)
+    epsilon_of_any = _errors(one[first_part:], other[first_part:], by_epsilon, error).epsilon(delta)
+
+    return AuditReport(mechanism, certificate, confidence, errors, epsilon_of_any)
+
+
+def crafted_records(
+    num_examples: int, l2_clip: float, *, adjacency: Adjacency, num_params: int = 1
+) -> tuple[jax.Array, jax.Array]:
+    """Returns two neighbouring data sets that differ by the record that is easiest to find.
+
+    With `crafted_loss` a record is its own gradient. All but the last are zero; the last is twice
+    the clip bound long, so that it contributes exactly the bound in every step that samples it.
+
+    Args:
+      num_examples: of the data sets, n, at least 1; of the larger one under add/remove.
+      l2_clip: the clip bound.
+      adjacency: under ``"zero_out"`` the last record of the first data set is zero, under
+        ``"replace_one"`` it is the opposite of the second's, under ``"add_remove"`` the first data
+        set lacks it.
+      num_params: of the model, d.
+
+    Returns:
+      Arrays ``(n, d)``, or first ``(n - 1, d)`` under add/remove.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    >>> first, second = crafted_records(3, 1.0, adjacency="replace_one")
+    >>> first.ravel().tolist(), second.ravel().tolist()
+    ([0.0, 0.0, -2.0], [0.0, 0.0, 2.0])
+    """
+    check_count("num_examples", num_examples)
+    check_positive("l2_clip", l2_clip)
+    check_adjacency(adjacency)
+    check_count("num_params", num_params)
+    empty = jnp.zeros((num_examples, num_params))
+    second = empty.at[-1, 0].set(_LENGTH * l2_clip)
+    if adjacency == "add_remove":
+        return empty[:-1], second
+    return (-second if adjacency == "replace_one" else empty), second
+
+
+def crafted_loss(params: jax.Array, record: jax.Array) -> jax.Array:
+    """Returns the product of the parameters and a record, whose gradient is the record.
+
+    Args:
+      params: of shape ``(d,)``.
+      record: of shape ``(d,)``.
+
+    >>> jax.grad(crafted_loss)(jnp.zeros(2), jnp.array([3.0, 4.0])).tolist()
+    [3.0, 4.0]
+    """
+    return jnp.vdot(params, record)
+
+
+def clopper_pearson(count: int, trials: int, *, error: float) -> tuple[float, float]:
+    """Returns confidence bounds on a probability, each of which fails with probability ``error``.
+
+    Source: Clopper & Pearson (1934).
+
+    Args:
+      count: successes, at most ``trials``.
+      trials: independent ones of the same probability.
+      error: in (0, 1).
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    >>> lower, upper = clopper_pearson(0, 1_000, error=0.01)
+    >>> lower, round(upper, 4)
+    (0.0, 0.0046)
+    """
+    check_count("trials", trials)
+    check_count("count", count, 0)
+    check(count <= trials, "count", count, f"at most trials = {trials}")
+    check_delta(error, "error")
+    lower = betaincinv(count, trials - count + 1, error) if count else 0.0
+    upper = betaincinv(count + 1, trials - count, 1 - error) if count < trials else 1.0
+    return float(lower), float(upper)
+
+
+def _run_by_run(release: Callable[[PRNGKey, Any], ArrayTree]) -> Callable[..., ArrayTree]:
+    def run(keys: jax.Array, data: Any) -> ArrayTree:
+        each = [release(key, data) for key in keys]
+        return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *each)
+
+    return run
+
+
+def _along(direction: ArrayTree, released: ArrayTree) -> Array:
+    """Returns the product of each run's release with a direction."""
+    products = jax.tree.map(
+        lambda d, leaf: np.asarray(leaf, np.float64).reshape(len(leaf), -1) @ np.ravel(d),
+        direction,
+        released,
+    )
+    return np.asarray(sum(jax.tree.leaves(products)), np.float64)
+
+
+def _errors(first: Array, second: Array, threshold: float, error: float) -> Errors:
+    """Returns the errors of the test that takes scores above a threshold for the second's."""
+    positives = int(np.sum(first > threshold))
+    negatives = int(np.sum(second <= threshold))
+    bounds = (
+        clopper_pearson(count, scores.size, error=error)[1]
+        for count, scores in ((positives, first), (negatives, second))
+    )
+    return Errors(positives, negatives, first.size, *bounds)
