@@ -54,6 +54,7 @@ _EXPORTS = {
 _SUBPACKAGES = (
     "accounting",
     "adjacency",
+    "audit",
     "bayes",
     "bdp",
     "certificates",
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from dpjax import (
         accounting,
         adjacency,
+        audit,
         bayes,
         bdp,
         certificates,

@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,8 @@ _CAVEATS = (
 )
 
 
-class Errors(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Errors:
     """Errors of one test, and confidence bounds on them from above.
 
     Attributes:
@@ -79,7 +80,11 @@ class Errors(NamedTuple):
         """Returns the least epsilon that a mechanism with such errors can have at ``delta``.
 
         It is the largest log((1 - FNR - delta) / FPR), with both errors in either place.
+
+        Raises:
+          ValueError: ``delta`` is not in (0, 1).
         """
+        check_delta(delta)
         found = [0.0]
         pair = self.false_positive_rate, self.false_negative_rate
         for one, other in (pair, pair[::-1]):
@@ -93,7 +98,7 @@ class Errors(NamedTuple):
         return -float(ndtri(self.false_positive_rate)) - float(ndtri(self.false_negative_rate))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AuditReport(Report):
     """What an attack found, beside what the certificate allows.
 
@@ -165,8 +170,14 @@ class AuditReport(Report):
         runs = errors.num_releases
         attack = [
             ("releases", f"{runs:,} of each data set, after those that chose the test"),
-            ("false positives", f"{errors.false_positives:,}, a rate of at most {errors[3]:.4g}"),
-            ("false negatives", f"{errors.false_negatives:,}, a rate of at most {errors[4]:.4g}"),
+            (
+                "false positives",
+                f"{errors.false_positives:,}, a rate of at most {errors.false_positive_rate:.4g}",
+            ),
+            (
+                "false negatives",
+                f"{errors.false_negatives:,}, a rate of at most {errors.false_negative_rate:.4g}",
+            ),
             ("certificate", f"allows a false negative rate of {self.allowed:.4g} and more"),
         ]
         caption = f"Audit at delta = {certificate.delta:g} and confidence {self.confidence:.4g}"
@@ -196,7 +207,7 @@ class AuditReport(Report):
             "adjacency": self.certificate.guarantee.adjacency,
             "confidence": self.confidence,
             "is_refuted": self.is_refuted,
-            "errors": self.errors,
+            "errors": vars(self.errors),
         }
 
 
@@ -297,11 +308,17 @@ def audit(
     errors = _errors(one[first_part:], other[first_part:], by_curve, error)
     epsilon_of_any = _errors(one[first_part:], other[first_part:], by_epsilon, error).epsilon(delta)
 
-    return AuditReport(mechanism, certificate, confidence, errors, epsilon_of_any)
+    return AuditReport(
+        mechanism=mechanism,
+        certificate=certificate,
+        confidence=confidence,
+        errors=errors,
+        epsilon_of_any=epsilon_of_any,
+    )
 
 
 def crafted_records(
-    num_examples: int, l2_clip: float, *, adjacency: Adjacency, num_params: int = 1
+    num_examples: int, *, l2_clip: float, adjacency: Adjacency, num_params: int = 1
 ) -> tuple[jax.Array, jax.Array]:
     """Returns two neighbouring data sets that differ by the record that is easiest to find.
 
@@ -322,7 +339,7 @@ def crafted_records(
     Raises:
       ValueError: an argument is out of range.
 
-    >>> first, second = crafted_records(3, 1.0, adjacency="replace_one")
+    >>> first, second = crafted_records(3, l2_clip=1.0, adjacency="replace_one")
     >>> first.ravel().tolist(), second.ravel().tolist()
     ([0.0, 0.0, -2.0], [0.0, 0.0, 2.0])
     """
@@ -350,7 +367,7 @@ def crafted_loss(params: jax.Array, record: jax.Array) -> jax.Array:
     return jnp.vdot(params, record)
 
 
-def clopper_pearson(count: int, trials: int, *, error: float) -> tuple[float, float]:
+def clopper_pearson(count: int, *, trials: int, error: float) -> tuple[float, float]:
     """Returns confidence bounds on a probability, each of which fails with probability ``error``.
 
     Source: Clopper & Pearson (1934).
@@ -363,7 +380,7 @@ def clopper_pearson(count: int, trials: int, *, error: float) -> tuple[float, fl
     Raises:
       ValueError: an argument is out of range.
 
-    >>> lower, upper = clopper_pearson(0, 1_000, error=0.01)
+    >>> lower, upper = clopper_pearson(0, trials=1_000, error=0.01)
     >>> lower, round(upper, 4)
     (0.0, 0.0046)
     """
@@ -399,7 +416,14 @@ def _errors(first: Array, second: Array, threshold: float, error: float) -> Erro
     positives = int(np.sum(first > threshold))
     negatives = int(np.sum(second <= threshold))
     bounds = (
-        clopper_pearson(count, scores.size, error=error)[1]
+        clopper_pearson(count, trials=scores.size, error=error)[1]
         for count, scores in ((positives, first), (negatives, second))
     )
-    return Errors(positives, negatives, first.size, *bounds)
+    positive_rate, negative_rate = bounds
+    return Errors(
+        false_positives=positives,
+        false_negatives=negatives,
+        num_releases=first.size,
+        false_positive_rate=positive_rate,
+        false_negative_rate=negative_rate,
+    )

@@ -17,6 +17,7 @@ import dpjax
 from dpjax.accounting.kinds.wishart import wishart_curve
 from dpjax.accounting.tradeoff import ApproximateDP
 from dpjax.adjacency import Adjacency
+from dpjax.audit import clopper_pearson
 from dpjax.bayes.regression import (
     RegressionBounds,
     WishartNoise,
@@ -25,7 +26,6 @@ from dpjax.bayes.regression import (
 from experiments.lib.attack_rates import (
     FALSE_ALARM,
     Counts,
-    clopper_pearson,
     epsilon_lower_bound,
 )
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
@@ -152,8 +152,10 @@ def _run_attack(row: Row) -> Result:
         measured={
             HITS: 100 * support.hits / support.draws,
             ALARMS: 100 * support.alarms / support.draws,
-            f"{HITS}, at least": 100 * clopper_pearson(support.hits, support.draws, error)[0],
-            f"{ALARMS}, at most": 100 * clopper_pearson(support.alarms, support.draws, error)[1],
+            f"{HITS}, at least": 100
+            * clopper_pearson(support.hits, trials=support.draws, error=error)[0],
+            f"{ALARMS}, at most": 100
+            * clopper_pearson(support.alarms, trials=support.draws, error=error)[1],
             ATTACKED: epsilon_lower_bound([support, *along], certified.get("δ", 0.0)),
             "best accuracy %": 100 * max(test.accuracy for test in (support, *along)),
         },

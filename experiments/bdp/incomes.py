@@ -18,8 +18,9 @@ from scipy.special import ndtri
 
 import dpjax
 from dpjax import bdp
+from dpjax.audit import clopper_pearson
 from experiments.bdp.costs import FAILURE, epsilons, step_costs
-from experiments.lib.attack_rates import clopper_pearson, release_many
+from experiments.lib.attack_rates import release_many
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext, Values
 from experiments.lib.sweeps import percent
@@ -201,7 +202,8 @@ def _attack_rates(row: Row, release: Release, incomes: Array) -> Values:
     residents_right = attack(release, residents, 2 * seed + 1)
     return {
         OUTLIER: 100 * outlier_right / number,
-        f"{OUTLIER}, at least": 100 * clopper_pearson(outlier_right, number, _ERROR)[0],
+        f"{OUTLIER}, at least": 100
+        * clopper_pearson(outlier_right, trials=number, error=_ERROR)[0],
         EXACT: percent(exact_accuracy(outlier[0])),
         RESIDENTS: 100 * residents_right / number,
         RESIDENTS_EXACT: percent(exact_accuracy(release.shift(incomes))),

@@ -23,10 +23,10 @@ from matplotlib.figure import Figure
 from scipy.special import logsumexp, ndtri
 
 from dpjax.accounting import log_moments
+from dpjax.audit import clopper_pearson
 from dpjax.bdp import estimators, subsampled_gaussian_log_moments
 from experiments.bdp import costs
 from experiments.bdp.costs import FAILURE, Array, epsilons
-from experiments.lib.attack_rates import clopper_pearson
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
 from experiments.lib.plots import draw_curve, draw_nonempty, panel_grid
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext, Values
@@ -168,7 +168,9 @@ def num_too_small(
 
 def share_bounds(counts: npt.ArrayLike, trials: int, error: float = 0.005) -> Array:
     """Returns lower and upper bounds on each share, each wrong with probability ``error``."""
-    return np.array([clopper_pearson(count, trials, error) for count in np.ravel(counts)]).T
+    return np.array(
+        [clopper_pearson(int(count), trials=trials, error=error) for count in np.ravel(counts)]
+    ).T
 
 
 def certified_run_epsilon() -> float:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from scipy.special import betaincinv
 
 import dpjax
+from dpjax.audit import clopper_pearson
 
 # Failure probability of the bounds of one attack, over all its tests together.
 FALSE_ALARM = 1e-6
@@ -50,18 +50,6 @@ def release_many(mechanism: dpjax.Laplace, key: jax.Array, values: jax.Array | n
     return replace(mechanism, sensitivity=moves).release(key, values)
 
 
-def clopper_pearson(count: int, draws: int, error: float) -> tuple[float, float]:
-    """Confidence bounds on a probability (Clopper & Pearson 1934), each failing with ``error``.
-
-    >>> lower, upper = clopper_pearson(0, 1_000, error=0.01)
-    >>> lower, round(upper, 4)
-    (0.0, 0.0046)
-    """
-    lower = betaincinv(count, draws - count + 1, error) if count else 0.0
-    upper = betaincinv(count + 1, draws - count, 1 - error) if count < draws else 1.0
-    return float(lower), float(upper)
-
-
 def epsilon_lower_bound(tests: Sequence[Counts], delta: float) -> float:
     """Lower bound on the mechanism's ε at ``delta``, the maximum over several tests.
 
@@ -78,7 +66,7 @@ def epsilon_lower_bound(tests: Sequence[Counts], delta: float) -> float:
     for test in tests:
         complement = test.complement()
         for counts in (test, complement, test.exchange(), complement.exchange()):
-            detected = clopper_pearson(counts.hits, counts.draws, error)[0] - delta
-            wrong = clopper_pearson(counts.alarms, counts.draws, error)[1]
+            detected = clopper_pearson(counts.hits, trials=counts.draws, error=error)[0] - delta
+            wrong = clopper_pearson(counts.alarms, trials=counts.draws, error=error)[1]
             found.append(math.log(detected / wrong) if detected > 0 else 0.0)
     return max(found)

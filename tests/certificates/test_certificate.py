@@ -508,7 +508,7 @@ def test_summarize_refuses(least_error):
         (dpjax.DiscreteLaplace, "l1", 1e-3, 1000.0),
         (dpjax.NoisyMax, "linf", 1e-3, 2000.0),
         (dpjax.ExponentialMechanism, "linf", 1e-3, 2000.0),
-        (dpjax.DiscreteGaussian, "l2", 0.1, 49.9),
+        (dpjax.DiscreteGaussian, "l2", 0.1, 50.0),
     ],
 )
 def test_a_loss_next_to_constant_has_a_certificate(kind, norm, scale, least):
@@ -518,4 +518,4 @@ def test_a_loss_next_to_constant_has_a_certificate(kind, norm, scale, least):
     found = mechanism.certificate(DELTA)
     assert found.epsilon == pytest.approx(least, rel=2e-3)
     assert found.gaussian.mu == math.inf
-    assert f"epsilon, upper bound  {round_up(found.epsilon)}" in str(found)
+    assert str(found).startswith(f"({round_up(found.epsilon)}, ")

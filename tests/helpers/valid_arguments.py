@@ -16,7 +16,7 @@ import optax
 from dp_accounting import GaussianDpEvent
 
 import dpjax
-from dpjax import bdp, federated, pate
+from dpjax import audit, bdp, federated, pate
 from dpjax import statistics as table_statistics
 from dpjax.accounting import tradeoff
 from dpjax.bayes import conjugate, regression, sgmcmc
@@ -217,7 +217,16 @@ def svi_result() -> Any:
 LEVEL, LEVELS = 0.9, np.array([0.1, 0.5])
 PAIRS = np.array([0.5, 0.25])
 
+
 # Of each parameter of a function or class, by name; a function is called for each use.
+@functools.cache
+def audit_report() -> audit.AuditReport:
+    def release(key: jax.Array, value: float) -> jax.Array:
+        return value + jax.random.normal(key)
+
+    return audit.audit(KEY, release, 0.0, 1.0, steps(), delta=1e-5, num_runs=200)
+
+
 VALUES: dict[str, Any] = {
     # What nearly all have.
     "key": KEY,
@@ -252,6 +261,11 @@ VALUES: dict[str, Any] = {
     "accounting.risk.success_probability: baseline": 0.1,
     "certificates.Certificate.to_registry: name": "Counts",
     "certificates.Certificate.to_registry: curators": lambda: ["An office"],
+    # Audits.
+    "audit.clopper_pearson: count": 1,
+    "audit.clopper_pearson: trials": 10,
+    "audit.clopper_pearson: error": 0.05,
+    "certificates.Certificate.with_audit: report": lambda: audit_report(),
     # Mechanisms and their statistics.
     "sensitivity": lambda: bound_of("l2"),
     "value": 1.0,
@@ -582,6 +596,8 @@ VALUES: dict[str, Any] = {
 
 # The object whose method is called: by class, or by "class.method" where it matters.
 INSTANCES: dict[str, Callable[[], Any]] = {
+    "audit.AuditReport": lambda: audit_report(),
+    "audit.Errors": lambda: audit_report().errors,
     "mechanisms.Composition": lambda: dpjax.Composition((gaussian(), gaussian())),
     "mechanisms.base.Mechanism": gaussian,
     "mechanisms.Epochs": lambda: dpjax.mechanisms.Epochs(num_examples=8, batch_size=2, epochs=2.0),
@@ -708,6 +724,7 @@ RESULTS = {
     for package, names in {
         "accounting": ["EpsilonBounds", "ProfileBounds"],
         "accounting.gdp": ["GaussianSummary"],
+        "audit": ["AuditReport", "Errors"],
         "accounting.tradeoff": [
             "PrivacyLossMoments",
             "Group",
@@ -808,6 +825,8 @@ NOT_CALLED: dict[str, str] = {
             "rehearse",
         ]
     },
+    "audit.audit": "data sets may be anything that its release takes: tests/test_audit.py",
+    "audit.crafted_loss": "a loss, traced with arrays",
     "training.Budget": "checked by train",
     "training.MeshSharding.param_specs": "in a step, with its parameters",
     "training.MeshSharding.describe": "in a step, with its parameters",
