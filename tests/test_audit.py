@@ -174,6 +174,35 @@ def test_a_planted_bug_is_refuted(bug):
     assert report.title.startswith("REFUTED")
 
 
+def test_sampled_steps_are_audited_by_their_sums():
+    mechanism = steps(0.1, 1.2, 30)
+    sampling = mechanism.sampling
+    gradient = dpjax.clipped_grad(audit.crafted_loss, l2_clip=1.0)
+
+    def noisy_sums(key, data):
+        noise_key, sampler_key = jax.random.split(key)
+        noise = mechanism.noise(noise_key)
+
+        def step(carry, _):
+            state, sampler = carry
+            draw, sampler = sampling.draw(sampler)
+            batch = sampling.batch(draw, 0)
+            summed, _ = gradient(jnp.zeros(2), data[batch.indices], batch.mask)
+            noisy, state = noise.update(summed, state)
+            return (state, sampler), noisy[0]
+
+        start = noise.init(jnp.zeros(2)), sampling.init(sampler_key)
+        return jax.lax.scan(step, start, None, length=mechanism.num_steps)[1]
+
+    def score(sums):
+        return jnp.sum(jnp.log1p(0.1 * jnp.expm1((sums - 0.5) / 1.2**2)))
+
+    first, second = audit.crafted_records(40, l2_clip=1.0, adjacency="zero_out", num_params=2)
+    report = audit.audit(KEY, noisy_sums, first, second, mechanism, delta=DELTA, score=score)
+    assert not report.is_refuted
+    assert report.epsilon > 0.6 * report.certificate.epsilon
+
+
 def test_padding_that_repeats_a_record_is_refuted():
     mechanism = steps(0.3, 2.0, 10)
     assert not audited(mechanism, training_loop(mechanism)).is_refuted
