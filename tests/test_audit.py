@@ -200,7 +200,7 @@ def test_sampled_steps_are_audited_by_their_sums():
     first, second = audit.crafted_records(40, l2_clip=1.0, adjacency="zero_out", num_params=2)
     report = audit.audit(KEY, noisy_sums, first, second, mechanism, delta=DELTA, score=score)
     assert not report.is_refuted
-    assert report.epsilon > 0.6 * report.certificate.epsilon
+    assert report.epsilon > 0.5 * report.certificate.epsilon
 
 
 def test_padding_that_repeats_a_record_is_refuted():
