@@ -51,6 +51,7 @@ _NUM_THRESHOLDS = 400
 _LEAST_RUNS = 200
 # The crafted record is so many clip bounds long, so that it is clipped.
 _LENGTH = 2.0
+_FINITE = "a function to real, finite numbers, or else score given"
 _CAVEATS = (
     "This is what one attack found. Another attack may find more; only the certificate bounds what"
     " every attack can find.",
@@ -118,17 +119,21 @@ class AuditReport(Report):
 
     @functools.cached_property
     def epsilon(self) -> float:
-        """The audited epsilon: of the mechanism with as much noise as the errors allow.
+        """The audited epsilon: certified for the mechanism with as much noise as the errors allow.
 
-        A lower bound if the code differs from the mechanism by the size of its noise. Computed on
-        first access, in some seconds for a mechanism of many steps.
+        A lower bound on what is certified if the code differs from the mechanism by the size of its
+        noise; `epsilon_of_any` where no noise allows so few errors. Computed on first access, in
+        some seconds for a mechanism of many steps.
         """
         rates = self.errors.false_positive_rate, 1 - self.errors.false_negative_rate
         if rates[0] >= rates[1] or not hasattr(self.mechanism, "with_privacy_factor"):
             return self.epsilon_of_any
-        noisier = calibrate(
-            self.mechanism, true_positive_rate=rates[1], false_positive_rate=rates[0]
-        )
+        try:
+            noisier = calibrate(
+                self.mechanism, true_positive_rate=rates[1], false_positive_rate=rates[0]
+            )
+        except ValueError:  # no noise of this mechanism allows so few errors
+            return self.epsilon_of_any
         return max(self.epsilon_of_any, noisier.certificate(self.certificate.delta).epsilon)
 
     @property
@@ -229,7 +234,8 @@ def audit(
     A fifth of the runs on each data set choose a test, the others count its errors. The bounds on
     these are exact (Clopper & Pearson 1934), so code that is the mechanism is refuted with a
     probability of at most 1 - ``confidence``. Code with less noise is refuted if there are enough
-    runs: 10,000 show half the noise at an epsilon of 1, 100,000 at an epsilon of 0.1.
+    runs: 10,000 show half the noise at an epsilon of 1, 100,000 at an epsilon of 0.1, of a release
+    of some hundred numbers at most; of more, give a ``score`` that knows where to look.
 
     Source: Nasr, Hayes, Steinke, Balle, Tramer, Jagielski, Carlini & Terzis (2023), whose curve of
     Gaussian differential privacy is replaced by that of the mechanism.
@@ -243,11 +249,12 @@ def audit(
         the record by which they differ: see `crafted_records`.
       mechanism: what the code claims to be.
       delta: in (0, 1), at which epsilon is stated.
-      score: from what one run publishes, a number that tends to be larger for ``second``; by
-        default its product with the difference of the means of the runs that choose the test.
+      score: from what one run publishes, a number that tends to be larger for ``second``, also an
+        infinite one, under ``jax.vmap``; by default the product with the difference of the means
+        of the runs that choose the test, for finite real releases of the same shape.
       num_runs: on each data set, at least 200; all releases are in memory together.
       confidence: of all bounds together, in (0, 1).
-      vectorize: whether ``release`` is run under ``jax.vmap``; else run by run.
+      vectorize: whether ``release`` and ``score`` are run under ``jax.vmap``; else run by run.
 
     Returns:
       The audited epsilon beside the certified one, and whether the certificate is refuted.
@@ -271,6 +278,7 @@ def audit(
     if score is not None:
         check_function("score", score, "released")
     check_count("num_runs", num_runs, _LEAST_RUNS)
+    check(isinstance(vectorize, bool), "vectorize", vectorize, "True or False")
     check_delta(confidence, "confidence")
     certificate = mechanism.certificate(delta)
 
@@ -282,14 +290,27 @@ def audit(
 
     # The scores; by default of the direction in which the means differ.
     if score is None:
+        shapes = [[np.shape(leaf) for leaf in jax.tree.leaves(world)] for world in released]
+        check(
+            shapes[0] == shapes[1] and bool(shapes[0]),
+            "release",
+            shapes,
+            "a function to arrays of the same shapes for both data sets, or else score given",
+        )
+        for leaf in jax.tree.leaves(released):
+            real = np.asarray(leaf).dtype.kind in "biuf"
+            finite = real and bool(np.isfinite(np.asarray(leaf)).all())
+            check(finite, "release", np.asarray(leaf).dtype, _FINITE)
         means = [
             jax.tree.map(lambda leaf: np.asarray(leaf[:first_part], np.float64).mean(0), world)
             for world in released
         ]
         direction = jax.tree.map(lambda a, b: b - a, *means)
         one, other = (_along(direction, world) for world in released)
-    else:
+    elif vectorize:
         one, other = (np.asarray(jax.vmap(score)(world), np.float64) for world in released)
+    else:
+        one, other = (_score_each(score, world, num_runs) for world in released)
     for scores in (one, other):
         check(scores.shape == (num_runs,), "score", scores.shape, "one number for each run")
         check(not np.isnan(scores).any(), "score", math.nan, "a number for each run")
@@ -297,7 +318,9 @@ def audit(
     # Two tests, for the curve and for epsilon: four bounds share the failure probability.
     error = (1 - confidence) / 4
     quantiles = np.quantile(
-        np.concatenate([one[:first_part], other[:first_part]]), np.linspace(0, 1, _NUM_THRESHOLDS)
+        np.concatenate([one[:first_part], other[:first_part]]),
+        np.linspace(0, 1, _NUM_THRESHOLDS),
+        method="lower",  # scores may be infinite: nothing lies between them
     )
     tried = [
         (_errors(one[:first_part], other[:first_part], at, error), at)
@@ -401,6 +424,12 @@ def _run_by_run(release: Callable[[PRNGKey, Any], ArrayTree]) -> Callable[..., A
     return run
 
 
+def _score_each(score: Score, released: ArrayTree, num_runs: int) -> Array:
+    """Returns the score of each run, computed one after the other."""
+    runs = (jax.tree.map(lambda leaf: leaf[run], released) for run in range(num_runs))  # noqa: B023
+    return np.array([score(each) for each in runs], np.float64)
+
+
 def _along(direction: ArrayTree, released: ArrayTree) -> Array:
     """Returns the product of each run's release with a direction."""
     products = jax.tree.map(
@@ -414,7 +443,7 @@ def _along(direction: ArrayTree, released: ArrayTree) -> Array:
 def _errors(first: Array, second: Array, threshold: float, error: float) -> Errors:
     """Returns the errors of the test that takes scores above a threshold for the second's."""
     positives = int(np.sum(first > threshold))
-    negatives = int(np.sum(second <= threshold))
+    negatives = second.size - int(np.sum(second > threshold))
     bounds = (
         clopper_pearson(count, trials=scores.size, error=error)[1]
         for count, scores in ((positives, first), (negatives, second))

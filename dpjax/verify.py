@@ -13,7 +13,7 @@ mechanism, computes the guarantee anew, and compares.
   release's delta. Epsilon must agree to 1 % (at deltas below 1e-9 it may be 10 % above); risks and
   mu, which are stated from a coarser grid, may be at most 2 % below and 10 % above.
 - The lower bound on epsilon must not be above epsilon. Other lower bounds, the regret of mu and the
-  epsilons of other accountants are not computed anew.
+  epsilons of other accountants are not computed anew, and texts are not compared with the event.
 - What must be consistent: the caveats with the run and with the tuning, the estimates with epsilon,
   the number of records with the event, and more.
 
@@ -44,7 +44,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy.signal import lfilter
 from scipy.special import log_ndtr, ndtri
-from scipy.stats import binom, chi2
+from scipy.stats import beta, binom, chi2
 
 FORMAT = "dpjax certificate 1"
 # How far a stated number may be below and above what is computed here, relative: epsilon; epsilon
@@ -221,7 +221,11 @@ SCHEMA: dict[str, Any] = {
                         "certified_epsilon": _NUMBER,
                         "delta": {"type": "number"},
                         "adjacency": _TEXT,
-                        "confidence": _TYPES["share"],
+                        "confidence": {
+                            "type": "number",
+                            "exclusiveMinimum": 0,
+                            "exclusiveMaximum": 1,
+                        },
                         "is_refuted": {"type": "boolean"},
                         "errors": _object(
                             {
@@ -460,6 +464,15 @@ def _inconsistencies(values: Values) -> Iterator[str]:
         for field, own in (("certified_epsilon", "epsilon"), ("delta",) * 2, ("adjacency",) * 2):
             if audit[field] != values[own]:
                 yield f'"audit.{field}" is {_shown(audit[field])}, not that of the certificate'
+        errors = audit["errors"]
+        for name in ("false_positive", "false_negative"):
+            count, runs = errors[f"{name}s"], errors["num_releases"]
+            share = (1 - audit["confidence"]) / 4
+            bound = float(beta.ppf(1 - share, count + 1, runs - count)) if count < runs else 1.0
+            if count > runs or abs(errors[f"{name}_rate"] - bound) > 1e-6:
+                yield f'"audit.errors.{name}_rate" is not the bound that follows from the counts'
+        if _number(audit["epsilon_of_any"]) > _number(audit["epsilon"]):
+            yield '"audit.epsilon_of_any" is above "audit.epsilon"'
         if audit["is_refuted"]:
             yield "the audit refutes the certificate"
         elif _number(audit["epsilon"]) > _number(values["epsilon"]):
@@ -529,6 +542,11 @@ def _compare_account(values: Values) -> tuple[float, list[str]]:
     # The attack risks and mu.
     for risk in values["risks"]:
         wrong += _compare_risk(risk, curve)
+    if (audit := values["audit"]) is not None and curve is not None:
+        errors = audit["errors"]
+        allowed_rate = 1 - curve.true_positive_rate(errors["false_positive_rate"])
+        if errors["false_negative_rate"] < (1 - _RISK_RANGE[1]) * allowed_rate:
+            wrong.append('the errors of "audit" are fewer than the event allows')
     mu = math.inf if curve is None else curve.mu()
     if not _agrees(_number(values["mu"]), mu, _RISK_RANGE, _MU_ABSOLUTE):
         wrong.append(f'"mu" is {_shown(values["mu"])}, but from the event follows {mu:.5g}')

@@ -295,6 +295,7 @@ def test_clopper_pearson_is_that_of_scipy(count, trials):
     [
         ({"num_runs": 100}, "num_runs must be a whole number >= 200"),
         ({"confidence": 1.0}, r"confidence must be in \(0, 1\)"),
+        ({"vectorize": "no"}, "vectorize must be True or False, got 'no'"),
         ({"score": lambda released: jnp.zeros(2)}, "score must be one number for each run"),
         ({"score": lambda released: jnp.nan}, "score must be a number for each run, got nan"),
     ],
@@ -311,3 +312,65 @@ def test_audit_refuses_what_is_no_function_or_mechanism():
         audit.audit(KEY, GAUSSIAN.release, 0.0, 1.0, 2.0, delta=DELTA)
     with pytest.raises(ValueError, match=r"delta must be in \(0, 1\)"):
         audit.audit(KEY, GAUSSIAN.release, 0.0, 1.0, GAUSSIAN, delta=0.0)
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        lambda released: jnp.log(jnp.maximum(released, 0.0)),
+        lambda released: jnp.where(released > 5, jnp.inf, released),
+        lambda released: jnp.where(released < 3, -jnp.inf, jnp.inf),
+    ],
+)
+def test_infinite_scores_do_not_refute_an_honest_release(score):
+    mechanism = dpjax.Gaussian(number("l2"), 3.0)
+    for key in jax.random.split(KEY, 4):
+        report = audit.audit(
+            key, mechanism.release, 0.0, 1.0, mechanism, delta=DELTA, num_runs=2_000, score=score
+        )
+        assert not report.is_refuted
+        assert report.errors.false_positives + report.errors.false_negatives > 0
+
+
+def test_a_grossly_wrong_loop_has_a_report_and_a_caveat():
+    stated, made = steps(0.1, 4.0, 10), steps(1.0, 0.05, 10)
+    report = audited(stated, training_loop(made))
+    assert report.is_refuted
+    assert report.epsilon == report.epsilon_of_any
+    assert "REFUTED" in str(report)
+    certificate = stated.certificate(DELTA).with_audit(report)
+    assert certificate.caveats[0].startswith("The code is not the mechanism")
+    assert verify.verify(json.loads(certificate.to_json())).verdict == "refused"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epsilon_of_any": 50.0},
+        {"confidence": 0.0},
+        {"errors": {"false_positive_rate": 0.0}},
+        {"errors": {"false_positives": 10**9}},
+        {"errors": {"false_negatives": 0, "false_negative_rate": 0.0}},
+    ],
+)
+def test_a_forged_audit_is_refused(change):
+    certificate = GAUSSIAN.certificate(DELTA).with_audit(run(GAUSSIAN, 0.0, 1.0, num_runs=400))
+    values = json.loads(certificate.to_json())
+    assert verify.verify(values).verdict == "verified"
+    changed = values["audit"] | {name: new for name, new in change.items() if name != "errors"}
+    changed["errors"] = values["audit"]["errors"] | change.get("errors", {})
+    values = {**values, "audit": changed}
+    assert verify.verify({**values, "hash": verify.content_hash(values)}).verdict == "refused"
+
+
+@pytest.mark.parametrize(
+    ("release", "message"),
+    [
+        (lambda key, data: jnp.full(2, jnp.nan), "release must be a function to real, finite"),
+        (lambda key, data: jnp.zeros(2, jnp.complex64), "release must be a function to real"),
+        (lambda key, data: (), "release must be a function to arrays of the same shapes"),
+    ],
+)
+def test_releases_without_a_direction_are_refused(release, message):
+    with pytest.raises(ValueError, match=message):
+        audit.audit(KEY, release, 0.0, 1.0, GAUSSIAN, delta=DELTA, num_runs=200)

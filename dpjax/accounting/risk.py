@@ -102,7 +102,8 @@ def success_probability(curve: TradeOff, baseline: npt.ArrayLike) -> Any:
     without the record it succeeds with the probability ``baseline``; with the record it does so
     with at most 1 - f(``baseline``), since its success is a test of the one against the other.
 
-    Source: Kulynych, Gomez, Kaissis, Hayes, Balle, Calmon & Raisaro (2025, arXiv 2507.06969).
+    Source: arXiv 2507.06969 (2025), one bound for re-identification, attribute inference and
+    reconstruction.
 
     Args:
       curve: the certified trade-off function, in both orders of neighbours as a certificate's is;

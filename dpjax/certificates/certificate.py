@@ -78,6 +78,10 @@ _EXACT_NOISE_CAVEAT = (
 # The packages whose versions a file states, and what its reader fills in.
 _COMPUTED_BY = ("dpjax", "dp-accounting")
 _BLANK = "TO BE FILLED IN"
+_REFUTED_CAVEAT = (
+    "The code is not the mechanism: an audit refutes this certificate, at the confidence of the"
+    " audit."
+)
 TUNING_CAVEAT = "The privacy cost of tuning hyper-parameters on the same data is not included."
 NORMS_CAVEAT = "Per-example norms and losses are private, and publishing them is not covered."
 _DELTA_CAVEAT = (
@@ -218,7 +222,9 @@ class Certificate(Report):
         clips = any(heading.endswith("clipping") for heading in self.guarantee.description)
         norms = (NORMS_CAVEAT,) if clips else ()
         of_mechanism = guarantee_caveats(self.guarantee)
-        return (noise, *tuning, *norms, *large_delta, *of_mechanism)
+        is_refuted = self.audit is not None and self.audit.to_dict()["is_refuted"]
+        refuted = (_REFUTED_CAVEAT,) if is_refuted else ()
+        return (*refuted, noise, *tuning, *norms, *large_delta, *of_mechanism)
 
     def paragraph(self) -> str:
         # What is published.
