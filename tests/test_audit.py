@@ -51,6 +51,7 @@ def test_a_mechanism_is_not_refuted_and_one_of_half_the_noise_is(name):
     assert half.errors.false_negative_rate < half.allowed
 
 
+@pytest.mark.slow
 def test_more_noise_than_stated_is_not_refuted():
     report = run(GAUSSIAN, 0.0, 1.0, by=GAUSSIAN.with_privacy_factor(2.0))
     assert not report.is_refuted
@@ -152,6 +153,7 @@ def audited(mechanism, loop, num_runs=4_000):
     return audit.audit(KEY, loop, first, second, mechanism, delta=DELTA, num_runs=num_runs)
 
 
+@pytest.mark.slow
 def test_training_on_whole_batches_is_audited_close_to_its_certificate():
     mechanism = _whole_batches()
     report = audited(mechanism, training_loop(mechanism), num_runs=20_000)
@@ -174,6 +176,7 @@ def test_a_planted_bug_is_refuted(bug):
     assert report.title.startswith("REFUTED")
 
 
+@pytest.mark.slow
 def test_sampled_steps_are_audited_by_their_sums():
     mechanism = steps(0.1, 1.2, 30)
     sampling = mechanism.sampling
@@ -203,6 +206,7 @@ def test_sampled_steps_are_audited_by_their_sums():
     assert report.epsilon > 0.5 * report.certificate.epsilon
 
 
+@pytest.mark.slow
 def test_padding_that_repeats_a_record_is_refuted():
     mechanism = steps(0.3, 2.0, 10)
     assert not audited(mechanism, training_loop(mechanism)).is_refuted
@@ -324,7 +328,7 @@ def test_audit_refuses_what_is_no_function_or_mechanism():
 )
 def test_infinite_scores_do_not_refute_an_honest_release(score):
     mechanism = dpjax.Gaussian(number("l2"), 3.0)
-    for key in jax.random.split(KEY, 4):
+    for key in jax.random.split(KEY, 2):
         report = audit.audit(
             key, mechanism.release, 0.0, 1.0, mechanism, delta=DELTA, num_runs=2_000, score=score
         )
@@ -334,7 +338,7 @@ def test_infinite_scores_do_not_refute_an_honest_release(score):
 
 def test_a_grossly_wrong_loop_has_a_report_and_a_caveat():
     stated, made = steps(0.1, 4.0, 10), steps(1.0, 0.05, 10)
-    report = audited(stated, training_loop(made))
+    report = audited(stated, training_loop(made), num_runs=1_000)
     assert report.is_refuted
     assert report.epsilon == report.epsilon_of_any
     assert "REFUTED" in str(report)

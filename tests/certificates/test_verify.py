@@ -37,7 +37,6 @@ QUICK = (
     "randomized_response k=5 p=0.3",
     "composition training_and_count add_remove",
     "wishart epsilon=2.0 add_remove",
-    "wishart epsilon=2.0 replace_one",
 )
 CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MECHANISMS]
 
@@ -278,6 +277,7 @@ def test_records_that_are_public_through_a_constant():
     assert any('"is_size_public" must be false' in reason for reason in reasons)
 
 
+@pytest.mark.slow
 def test_a_long_schedule_of_noise():
     noises = tuple(1.0 + 2.0 * step / 40 for step in range(40))
     certificate = training(noise_multiplier=noises, num_steps=40).certificate(1e-5)
@@ -345,10 +345,11 @@ def truncated(n, rate, most, noise):
             "add_remove",
             1e-5,
         ),
-        (
+        pytest.param(
             dp_event.ComposedDpEvent([sampled(0.01, 20 * 0.97**step) for step in range(90)]),
             "zero_out",
             1e-5,
+            marks=pytest.mark.slow,
         ),
         # The worse neighbour has the smaller probability of a cut.
         (truncated(2, 0.99, 1, 1.0), "add_remove", 1e-5),
