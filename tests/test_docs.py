@@ -173,9 +173,11 @@ def test_power_undocumented_name_is_found(name, value, message):
 @pytest.mark.filterwarnings("ignore:w_auto_loc:UserWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES, ids=[path.stem for path in PAGES])
-def test_python_blocks_of_the_pages_run(path):
+def test_python_blocks_of_the_pages_run(path, tmp_path, monkeypatch):
     names: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", path.read_text("utf-8"), re.DOTALL):
+    blocks = re.findall(r"```python\n(.*?)```", path.read_text("utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)  # for the files that a block writes
+    for block in blocks:
         exec(compile(block, str(path), "exec"), names if path.stem in CONTINUED else {})
 
 
