@@ -1,4 +1,4 @@
-"""Audits: lower bounds on epsilon from an attack, beside the certified upper bound.
+"""Privacy audits: lower bounds on epsilon from attacks on code, compared with its certificate.
 
 Two neighbouring data sets are released many times each, and a test tells the releases of one from
 those of the other. Where its errors are fewer than the mechanism's trade-off function allows, up to
@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from scipy.special import betaincinv, ndtri
+from scipy.special import ndtri
+from scipy.stats import beta
 
 from dpjax._checks import (
     as_key,
@@ -37,11 +38,10 @@ from dpjax.mechanisms import Mechanism
 
 __all__ = [
     "AuditReport",
-    "Errors",
+    "ErrorBounds",
     "audit",
-    "clopper_pearson",
-    "crafted_loss",
-    "crafted_records",
+    "canary_loss",
+    "canary_records",
 ]
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -49,9 +49,8 @@ Score: TypeAlias = Callable[[ArrayTree], jax.typing.ArrayLike]
 # Candidates for the threshold of a test, between the least and the largest score.
 _NUM_THRESHOLDS = 400
 _LEAST_RUNS = 200
-# The crafted record is so many clip bounds long, so that it is clipped.
+# The gradient of the canary has so many times the norm of the clip bound, so that it is clipped.
 _LENGTH = 2.0
-_FINITE = "a function to real, finite numbers, or else score given"
 _CAVEATS = (
     "This is what one attack found. Another attack may find more; only the certificate bounds what"
     " every attack can find.",
@@ -60,15 +59,15 @@ _CAVEATS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Errors:
-    """Errors of one test, and confidence bounds on them from above.
+class ErrorBounds:
+    """Error counts of a test of two data sets, with Clopper-Pearson bounds on its error rates.
 
     Attributes:
-      false_positives: releases of the first data set that the test takes for the second's.
-      false_negatives: releases of the second data set that it takes for the first's.
+      false_positives: releases of the first data set that the test assigns to the second.
+      false_negatives: releases of the second data set that it assigns to the first.
       num_releases: of each data set.
-      false_positive_rate: upper bound on the probability of the former error.
-      false_negative_rate: upper bound on that of the latter.
+      false_positive_rate: upper bound on the probability of a false positive.
+      false_negative_rate: upper bound on the probability of a false negative.
     """
 
     false_positives: int
@@ -77,75 +76,57 @@ class Errors:
     false_positive_rate: float
     false_negative_rate: float
 
-    def epsilon(self, delta: float) -> float:
-        """Returns the least epsilon that a mechanism with such errors can have at ``delta``.
-
-        It is the largest log((1 - FNR - delta) / FPR), with both errors in either place.
-
-        Raises:
-          ValueError: ``delta`` is not in (0, 1).
-        """
-        check_delta(delta)
-        found = [0.0]
-        pair = self.false_positive_rate, self.false_negative_rate
-        for one, other in (pair, pair[::-1]):
-            if 1 - other > delta:
-                found.append(math.log((1 - other - delta) / one))
-        return max(found)
-
-    @property
-    def separation(self) -> float:
-        """The distance of two normal distributions of variance one that allows such errors."""
-        return -float(ndtri(self.false_positive_rate)) - float(ndtri(self.false_negative_rate))
-
 
 @dataclass(frozen=True, kw_only=True)
 class AuditReport(Report):
-    """What an attack found, beside what the certificate allows.
+    """Audited and certified epsilon of code, with the error rates of the attack.
 
     Attributes:
-      mechanism: what the code claimed to be.
+      mechanism: that the code is claimed to implement.
       certificate: of the mechanism.
       confidence: of all bounds together.
       errors: of the test that is compared with the certified trade-off function.
-      epsilon_of_any: the least epsilon that a mechanism of any kind can have with such errors.
+      epsilon_distribution_free: lower bound on epsilon that assumes nothing of the mechanism: the
+        largest log((1 - FNR - delta) / FPR), with both errors in either place.
     """
 
     mechanism: Mechanism
     certificate: Certificate
     confidence: float
-    errors: Errors
-    epsilon_of_any: float
+    errors: ErrorBounds
+    epsilon_distribution_free: float
 
     @functools.cached_property
     def epsilon(self) -> float:
         """The audited epsilon: certified for the mechanism with as much noise as the errors allow.
 
-        A lower bound on what is certified if the code differs from the mechanism by the size of its
-        noise; `epsilon_of_any` where no noise allows so few errors. Computed on first access, in
-        some seconds for a mechanism of many steps.
+        It assumes that the code differs from the mechanism in the scale of its noise alone. Where
+        no scale allows so few errors it is `epsilon_distribution_free`. Computed on first access,
+        in some seconds for a mechanism of many steps.
         """
         rates = self.errors.false_positive_rate, 1 - self.errors.false_negative_rate
         if rates[0] >= rates[1] or not hasattr(self.mechanism, "with_privacy_factor"):
-            return self.epsilon_of_any
+            return self.epsilon_distribution_free
         try:
             noisier = calibrate(
                 self.mechanism, true_positive_rate=rates[1], false_positive_rate=rates[0]
             )
         except ValueError:  # no noise of this mechanism allows so few errors
-            return self.epsilon_of_any
-        return max(self.epsilon_of_any, noisier.certificate(self.certificate.delta).epsilon)
+            return self.epsilon_distribution_free
+        return max(
+            self.epsilon_distribution_free, noisier.certificate(self.certificate.delta).epsilon
+        )
 
     @property
-    def allowed(self) -> float:
-        """The least false negative rate that the certificate allows at the false positive rate."""
+    def certified_false_negative_rate(self) -> float:
+        """The least false negative rate at the false positive rate, by the certificate."""
         return float(self.certificate.curve(self.errors.false_positive_rate))
 
     @property
     def is_refuted(self) -> bool:
         """Whether the attack made fewer errors than the certificate allows."""
-        beyond = self.epsilon_of_any > self.certificate.epsilon
-        return beyond or self.errors.false_negative_rate < self.allowed
+        beyond = self.epsilon_distribution_free > self.certificate.epsilon
+        return beyond or self.errors.false_negative_rate < self.certified_false_negative_rate
 
     @property
     def title(self) -> str:
@@ -158,32 +139,23 @@ class AuditReport(Report):
 
     @property
     def tables(self) -> list[Table]:
-        certificate, errors = self.certificate, self.errors
-        guarantee = certificate.guarantee
+        certificate, errors, runs = self.certificate, self.errors, self.errors.num_releases
+        positive, negative = errors.false_positive_rate, errors.false_negative_rate
+        least = self.certified_false_negative_rate
         bounds = [
-            ("adjacency", guarantee.adjacency),
+            ("adjacency", certificate.guarantee.adjacency),
             ("epsilon, certified", f"at most {round_up(certificate.epsilon)}"),
+            ("epsilon, audited", f"at least {round_down(self.epsilon)}  (of this mechanism)"),
             (
-                "epsilon, audited",
-                f"at least {round_down(self.epsilon)}, of this mechanism with other noise",
-            ),
-            (
-                "whatever the mechanism",
-                f"at least {round_down(self.epsilon_of_any)}",
+                "distribution-free",
+                f"at least {round_down(self.epsilon_distribution_free)}  (of any mechanism)",
             ),
         ]
-        runs = errors.num_releases
         attack = [
             ("releases", f"{runs:,} of each data set, after those that chose the test"),
-            (
-                "false positives",
-                f"{errors.false_positives:,}, a rate of at most {errors.false_positive_rate:.4g}",
-            ),
-            (
-                "false negatives",
-                f"{errors.false_negatives:,}, a rate of at most {errors.false_negative_rate:.4g}",
-            ),
-            ("certificate", f"allows a false negative rate of {self.allowed:.4g} and more"),
+            ("false positives", f"{errors.false_positives:,}, a rate of at most {positive:.4g}"),
+            ("false negatives", f"{errors.false_negatives:,}, a rate of at most {negative:.4g}"),
+            ("certified", f"a false negative rate of at least {least:.4g}"),
         ]
         caption = f"Audit at delta = {certificate.delta:g} and confidence {self.confidence:.4g}"
         return [(caption, bounds), ("Errors of the attack", attack)]
@@ -206,7 +178,7 @@ class AuditReport(Report):
     def _values(self) -> dict[str, Any]:
         return {
             "epsilon": self.epsilon,
-            "epsilon_of_any": self.epsilon_of_any,
+            "epsilon_distribution_free": self.epsilon_distribution_free,
             "certified_epsilon": self.certificate.epsilon,
             "delta": self.certificate.delta,
             "adjacency": self.certificate.guarantee.adjacency,
@@ -229,13 +201,13 @@ def audit(
     confidence: float = 0.95,
     vectorize: bool = True,
 ) -> AuditReport:
-    """Attacks code that claims to be a mechanism, by running it on two neighbouring data sets.
+    """Audits code against a mechanism's certificate, by an attack on two neighbouring data sets.
 
     A fifth of the runs on each data set choose a test, the others count its errors. The bounds on
     these are exact (Clopper & Pearson 1934), so code that is the mechanism is refuted with a
     probability of at most 1 - ``confidence``. Code with less noise is refuted if there are enough
     runs: 10,000 show half the noise at an epsilon of 1, 100,000 at an epsilon of 0.1, of a release
-    of some hundred numbers at most; of more, give a ``score`` that knows where to look.
+    of some hundred numbers at most; of more, give a ``score`` of the numbers that the canary moves.
 
     Source: Nasr, Hayes, Steinke, Balle, Tramer, Jagielski, Carlini & Terzis (2023), whose curve of
     Gaussian differential privacy is replaced by that of the mechanism.
@@ -246,8 +218,8 @@ def audit(
         ``release``, or a function that trains and returns the parameters.
       first: made-up records.
       second: a neighbour of ``first`` under the mechanism's adjacency. The attack is as strong as
-        the record by which they differ: see `crafted_records`.
-      mechanism: what the code claims to be.
+        the record by which they differ: see `canary_records`.
+      mechanism: that the code is claimed to implement.
       delta: in (0, 1), at which epsilon is stated.
       score: from what one run publishes, a number that tends to be larger for ``second``, also an
         infinite one, under ``jax.vmap``; by default the product with the difference of the means
@@ -297,16 +269,16 @@ def audit(
             shapes,
             "a function to arrays of the same shapes for both data sets, or else score given",
         )
-        for leaf in jax.tree.leaves(released):
-            real = np.asarray(leaf).dtype.kind in "biuf"
-            finite = real and bool(np.isfinite(np.asarray(leaf)).all())
-            check(finite, "release", np.asarray(leaf).dtype, _FINITE)
+        for leaf in map(np.asarray, jax.tree.leaves(released)):
+            allowed = "a function to finite real numbers, or score given"
+            check(leaf.dtype.kind in "biuf", "release", leaf.dtype, allowed)
+            check(bool(np.isfinite(leaf).all()), "release", "NaN or infinity", allowed)
         means = [
             jax.tree.map(lambda leaf: np.asarray(leaf[:first_part], np.float64).mean(0), world)
             for world in released
         ]
         direction = jax.tree.map(lambda a, b: b - a, *means)
-        one, other = (_along(direction, world) for world in released)
+        one, other = (_project(direction, world) for world in released)
     elif vectorize:
         one, other = (np.asarray(jax.vmap(score)(world), np.float64) for world in released)
     else:
@@ -315,38 +287,47 @@ def audit(
         check(scores.shape == (num_runs,), "score", scores.shape, "one number for each run")
         check(not np.isnan(scores).any(), "score", math.nan, "a number for each run")
 
-    # Two tests, for the curve and for epsilon: four bounds share the failure probability.
+    # Two thresholds, chosen by the first part: for the trade-off function, as if the scores were
+    # normal, and for the distribution-free epsilon. Four bounds share the failure probability.
     error = (1 - confidence) / 4
-    quantiles = np.quantile(
-        np.concatenate([one[:first_part], other[:first_part]]),
+    chosen_by = one[:first_part], other[:first_part]
+    thresholds = np.quantile(
+        np.concatenate(chosen_by),
         np.linspace(0, 1, _NUM_THRESHOLDS),
         method="lower",  # scores may be infinite: nothing lies between them
     )
-    tried = [
-        (_errors(one[:first_part], other[:first_part], at, error), at)
-        for at in np.unique(quantiles)
-    ]
-    by_curve = max(tried, key=lambda each: each[0].separation)[1]
-    by_epsilon = max(tried, key=lambda each: each[0].epsilon(delta))[1]
-    errors = _errors(one[first_part:], other[first_part:], by_curve, error)
-    epsilon_of_any = _errors(one[first_part:], other[first_part:], by_epsilon, error).epsilon(delta)
+    _, _, positive_rates, negative_rates = _error_rates(*chosen_by, thresholds, error)
+    separations = -ndtri(positive_rates) - ndtri(negative_rates)
+    epsilons = _distribution_free_epsilon(positive_rates, negative_rates, delta)
+    chosen = thresholds[[np.argmax(separations), np.argmax(epsilons)]]
 
+    # The errors of both tests on the other runs.
+    counted = one[first_part:], other[first_part:]
+    positives, negatives, positive_rates, negative_rates = _error_rates(*counted, chosen, error)
+    epsilons = _distribution_free_epsilon(positive_rates, negative_rates, delta)
     return AuditReport(
         mechanism=mechanism,
         certificate=certificate,
         confidence=confidence,
-        errors=errors,
-        epsilon_of_any=epsilon_of_any,
+        errors=ErrorBounds(
+            false_positives=int(positives[0]),
+            false_negatives=int(negatives[0]),
+            num_releases=num_runs - first_part,
+            false_positive_rate=float(positive_rates[0]),
+            false_negative_rate=float(negative_rates[0]),
+        ),
+        epsilon_distribution_free=float(np.max(epsilons)),
     )
 
 
-def crafted_records(
+def canary_records(
     num_examples: int, *, l2_clip: float, adjacency: Adjacency, num_params: int = 1
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns two neighbouring data sets that differ by the record that is easiest to find.
+    """Returns two neighbouring data sets that differ by a canary: the record easiest to find.
 
-    With `crafted_loss` a record is its own gradient. All but the last are zero; the last is twice
-    the clip bound long, so that it contributes exactly the bound in every step that samples it.
+    With `canary_loss` a record is its own gradient. All records but the last are zero. The norm of
+    the last, the canary, is twice the clip bound, so that it contributes exactly the bound in every
+    step that samples it.
 
     Args:
       num_examples: of the data sets, n, at least 1; of the larger one under add/remove.
@@ -362,7 +343,7 @@ def crafted_records(
     Raises:
       ValueError: an argument is out of range.
 
-    >>> first, second = crafted_records(3, l2_clip=1.0, adjacency="replace_one")
+    >>> first, second = canary_records(3, l2_clip=1.0, adjacency="replace_one")
     >>> first.ravel().tolist(), second.ravel().tolist()
     ([0.0, 0.0, -2.0], [0.0, 0.0, 2.0])
     """
@@ -377,43 +358,17 @@ def crafted_records(
     return (-second if adjacency == "replace_one" else empty), second
 
 
-def crafted_loss(params: jax.Array, record: jax.Array) -> jax.Array:
-    """Returns the product of the parameters and a record, whose gradient is the record.
+def canary_loss(params: jax.Array, record: jax.Array) -> jax.Array:
+    """Returns a linear loss, whose gradient in ``params`` is ``record`` itself.
 
     Args:
       params: of shape ``(d,)``.
       record: of shape ``(d,)``.
 
-    >>> jax.grad(crafted_loss)(jnp.zeros(2), jnp.array([3.0, 4.0])).tolist()
+    >>> jax.grad(canary_loss)(jnp.zeros(2), jnp.array([3.0, 4.0])).tolist()
     [3.0, 4.0]
     """
     return jnp.vdot(params, record)
-
-
-def clopper_pearson(count: int, *, trials: int, error: float) -> tuple[float, float]:
-    """Returns confidence bounds on a probability, each of which fails with probability ``error``.
-
-    Source: Clopper & Pearson (1934).
-
-    Args:
-      count: successes, at most ``trials``.
-      trials: independent ones of the same probability.
-      error: in (0, 1).
-
-    Raises:
-      ValueError: an argument is out of range.
-
-    >>> lower, upper = clopper_pearson(0, trials=1_000, error=0.01)
-    >>> lower, round(upper, 4)
-    (0.0, 0.0046)
-    """
-    check_count("trials", trials)
-    check_count("count", count, 0)
-    check(count <= trials, "count", count, f"at most trials = {trials}")
-    check_delta(error, "error")
-    lower = betaincinv(count, trials - count + 1, error) if count else 0.0
-    upper = betaincinv(count + 1, trials - count, 1 - error) if count < trials else 1.0
-    return float(lower), float(upper)
 
 
 def _run_by_run(release: Callable[[PRNGKey, Any], ArrayTree]) -> Callable[..., ArrayTree]:
@@ -430,8 +385,8 @@ def _score_each(score: Score, released: ArrayTree, num_runs: int) -> Array:
     return np.array([score(each) for each in runs], np.float64)
 
 
-def _along(direction: ArrayTree, released: ArrayTree) -> Array:
-    """Returns the product of each run's release with a direction."""
+def _project(direction: ArrayTree, released: ArrayTree) -> Array:
+    """Returns the inner product of each run's release with a direction."""
     products = jax.tree.map(
         lambda d, leaf: np.asarray(leaf, np.float64).reshape(len(leaf), -1) @ np.ravel(d),
         direction,
@@ -440,19 +395,31 @@ def _along(direction: ArrayTree, released: ArrayTree) -> Array:
     return np.asarray(sum(jax.tree.leaves(products)), np.float64)
 
 
-def _errors(first: Array, second: Array, threshold: float, error: float) -> Errors:
-    """Returns the errors of the test that takes scores above a threshold for the second's."""
-    positives = int(np.sum(first > threshold))
-    negatives = second.size - int(np.sum(second > threshold))
+def _error_rates(
+    first: Array, second: Array, thresholds: Array, error: float
+) -> tuple[Array, Array, Array, Array]:
+    """Returns the errors of the tests that assign scores above a threshold to the second data set.
+
+    Args:
+      first, second: scores of the runs on both data sets.
+      thresholds: of the tests.
+      error: the probability that one bound is too small.
+
+    Returns:
+      For each threshold the numbers of false positives and of false negatives, and Clopper-Pearson
+      upper bounds on their probabilities.
+    """
+    positives = np.sum(first > thresholds[:, None], axis=1)
+    negatives = second.size - np.sum(second > thresholds[:, None], axis=1)
     bounds = (
-        clopper_pearson(count, trials=scores.size, error=error)[1]
-        for count, scores in ((positives, first), (negatives, second))
+        np.where(counts < size, beta.ppf(1 - error, counts + 1, np.maximum(size - counts, 1)), 1.0)
+        for counts, size in ((positives, first.size), (negatives, second.size))
     )
-    positive_rate, negative_rate = bounds
-    return Errors(
-        false_positives=positives,
-        false_negatives=negatives,
-        num_releases=first.size,
-        false_positive_rate=positive_rate,
-        false_negative_rate=negative_rate,
-    )
+    return positives, negatives, *bounds
+
+
+def _distribution_free_epsilon(positive_rates: Array, negative_rates: Array, delta: float) -> Array:
+    """Returns the least epsilon at ``delta`` of any mechanism with these error rates."""
+    pairs = (positive_rates, negative_rates), (negative_rates, positive_rates)
+    powers = [np.maximum(1 - other - delta, one) / one for one, other in pairs]
+    return np.log(np.max(powers, axis=0))

@@ -1,4 +1,4 @@
-"""Verifies the file of a certificate: ``python -m dpjax.verify certificate.json``.
+"""Verifies a certificate's JSON file: ``python -m dpjax.verify certificate.json``.
 
 This module needs numpy, scipy and dp-accounting, neither dpjax nor JAX: copied to another machine
 it runs by itself, ``python verify.py certificate.json``. It takes what a file states about the
@@ -17,8 +17,8 @@ mechanism, computes the guarantee anew, and compares.
 - What must be consistent: the caveats with the run and with the tuning, the estimates with epsilon,
   the number of records with the event, and more.
 
-What cannot be seen in a file: that the mechanism was run as it is described, that its key was
-secret, that nothing else was published, and who issued it.
+No file can show that the mechanism was run as it is described, that its key was secret, that
+nothing else was published, or who issued it.
 """
 
 import sys
@@ -217,7 +217,7 @@ SCHEMA: dict[str, Any] = {
                 _object(
                     {
                         "epsilon": _NUMBER,
-                        "epsilon_of_any": _NUMBER,
+                        "epsilon_distribution_free": _NUMBER,
                         "certified_epsilon": _NUMBER,
                         "delta": {"type": "number"},
                         "adjacency": _TEXT,
@@ -258,7 +258,7 @@ SCHEMA: dict[str, Any] = {
 
 
 class Verification(NamedTuple):
-    """What came of a verification.
+    """Result of a verification: verdict, reasons, and epsilon as computed anew.
 
     Attributes:
       verdict: ``"verified"``; ``"refused"``, if something in the file is wrong; ``"not decided"``,
@@ -273,11 +273,11 @@ class Verification(NamedTuple):
 
 
 class UndecidedError(Exception):
-    """No second computation of an event's guarantee is known here."""
+    """The guarantee of an event is not computed a second time; the message gives the reason."""
 
 
 def verify(values: Values) -> Verification:
-    """Verifies the content of a certificate's file.
+    """Verifies the content of a certificate's file: its form, its hash, and its guarantee.
 
     Args:
       values: of the file, as ``json.loads`` returns them.
@@ -326,7 +326,7 @@ def content_hash(values: Values) -> str:
 
 
 def _form_errors(value: Any, schema: Values, path: str) -> Iterator[str]:
-    """Yields a sentence for everything in ``value`` that the schema does not allow."""
+    """Yields an error message for everything in ``value`` that the schema does not allow."""
     name = f'"{path}"' if path else "the certificate"
     if "$ref" in schema:
         schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
@@ -400,7 +400,7 @@ def _shown(value: Any) -> str:
 
 
 def _inconsistencies(values: Values) -> Iterator[str]:
-    """Yields a sentence for every two fields that contradict each other."""
+    """Yields an error message for every two fields that contradict each other."""
     adjacency, caveats = values["adjacency"], " ".join(values["caveats"])
 
     # Whether the number of records is public, and what it is.
@@ -472,8 +472,8 @@ def _inconsistencies(values: Values) -> Iterator[str]:
             bound = float(beta.ppf(1 - share, count + 1, runs - count)) if count < runs else 1.0
             if count > runs or abs(errors[f"{name}_rate"] - bound) > 1e-6:
                 yield f'"audit.errors.{name}_rate" is not the bound that follows from the counts'
-        if _number(audit["epsilon_of_any"]) > _number(audit["epsilon"]):
-            yield '"audit.epsilon_of_any" is above "audit.epsilon"'
+        if _number(audit["epsilon_distribution_free"]) > _number(audit["epsilon"]):
+            yield '"audit.epsilon_distribution_free" is above "audit.epsilon"'
         if audit["is_refuted"]:
             yield "the audit refutes the certificate"
         elif _number(audit["epsilon"]) > _number(values["epsilon"]):
@@ -511,7 +511,7 @@ def _number(value: float | str) -> float:
 
 
 def _compare_account(values: Values) -> tuple[float, list[str]]:
-    """Returns epsilon of the event, and a sentence for every number that does not follow from it.
+    """Returns the event's epsilon, and an error message for every number that differs from it.
 
     Raises:
       UndecidedError: epsilon is not computed here for an event of this kind.
@@ -555,7 +555,7 @@ def _compare_account(values: Values) -> tuple[float, list[str]]:
 
 
 def _check_range(releases: Mapping[str, int], stated: float, delta: float) -> None:
-    """Refuses to decide where rounding would, or the computation would take long."""
+    """Raises UndecidedError where rounding decides, or the computation would take long."""
     if not stated <= _MOST_EPSILON:
         raise UndecidedError(f"it is stated to be above {_MOST_EPSILON:g}")
     if delta < _LEAST_STATED_DELTA:
@@ -565,7 +565,13 @@ def _check_range(releases: Mapping[str, int], stated: float, delta: float) -> No
 
 
 def _agrees(stated: float, computed: float, allowed: tuple[float, float], absolute: float) -> bool:
-    """Whether a stated number is at most so much below, and above, one that was computed.
+    """Whether a stated number is within the tolerance of the computed one.
+
+    Args:
+      stated: in the file.
+      computed: here.
+      allowed: how far the stated may be below, and above, relative.
+      absolute: how far it may be above.
 
     Raises:
       UndecidedError: what was computed is no number.
@@ -579,9 +585,9 @@ def _agrees(stated: float, computed: float, allowed: tuple[float, float], absolu
 
 
 def _compare_risk(risk: Values, curve: "_Curve | None") -> list[str]:
-    """Returns a sentence if the certified bound on an attack does not follow from the curve.
+    """Returns an error message if the bound on an attack does not follow from the curve.
 
-    No curve is that of a release without noise, where every attack succeeds.
+    ``None`` is the curve of a release without noise, where every attack succeeds.
     """
     name, guessing = risk["name"], _RISKS[risk["name"]]
     match str(name).rpartition(" "):
@@ -609,11 +615,11 @@ def _compare_risk(risk: Values, curve: "_Curve | None") -> list[str]:
     return []
 
 
-class _Losses:
-    """The distribution of a composed loss on multiples of an interval, in one order of neighbours.
+class _LossDistribution:
+    """Composed privacy loss distribution, in one order of neighbours.
 
-    dp-accounting evaluates delta in a loop and by differences of e^epsilon; here it is for all
-    multiples at once, from its probabilities, which it has no public access to.
+    Delta is computed from the probabilities, which dp-accounting has no public access to: its own
+    ``get_delta_for_epsilon`` takes minutes for a million losses and loses digits to cancellation.
     """
 
     def __init__(self, pmf: pld_pmf.PLDPmf) -> None:
@@ -621,7 +627,7 @@ class _Losses:
         self.interval = float(dense._discretization)
         masses = np.asarray(dense._probs, float)
         self._first = int(dense._lower_loss)
-        # A million compositions leave a sum of some percent beside one.
+        # After a million compositions the sum differs from one by some percent.
         masses *= (1 - dense._infinity_mass) / masses.sum()
         # Of the losses above each: their mass, and the sum of mass times e^(epsilon - loss).
         above = np.cumsum(masses[::-1])[::-1]
@@ -639,7 +645,7 @@ class _Losses:
         cells = np.floor(epsilons / self.interval + 1e-9).astype(int)
         rest = epsilons - cells * self.interval
         place = np.clip(cells - self._first + 1, 0, self._above.size - 1)
-        # Below the least loss nothing is left out, and the sum lies farther.
+        # Below the least loss all masses count, discounted by the distance to it as well.
         behind = np.minimum(cells - self._first + 1 - place, 0) * self.interval + rest
         return np.maximum(self._above[place] - np.exp(behind) * self._discounted[place], 0.0)
 
@@ -649,7 +655,7 @@ class _Curve:
 
     def __init__(self, loss: Loss) -> None:
         pmfs = [loss._pmf_remove] if loss._symmetric else [loss._pmf_remove, loss._pmf_add]
-        self._orders = [_Losses(pmf) for pmf in pmfs]
+        self._orders = [_LossDistribution(pmf) for pmf in pmfs]
         interval = self._orders[0].interval
 
         # A grid on both sides of zero, up to where delta is next to nothing.
@@ -838,7 +844,14 @@ def _merge_schedules(releases: Mapping[str, int]) -> dict[str, int]:
 
 
 class _Release(NamedTuple):
-    """One release: how far its loss spreads and reaches, and its distribution on a grid."""
+    """Privacy loss of one release.
+
+    Attributes:
+      deviation: about the standard deviation of the loss.
+      largest: a loss above which there is next to no mass.
+      build: from an interval to the distribution on its multiples.
+      is_discrete: whether ``largest`` has a mass of its own, which must be on the grid.
+    """
 
     deviation: float
     largest: float
@@ -847,17 +860,12 @@ class _Release(NamedTuple):
 
 
 def _release(event: Values, adjacency: str) -> _Release:
-    """Returns one release under an adjacency; noise multipliers are over one clip bound.
+    """Returns the privacy loss of an event that composes no others.
 
     Raises:
-      UndecidedError: none is known here.
+      UndecidedError: it is not known here under the adjacency.
     """
     factor = 2 if adjacency == "replace_one" else 1
-    relation = {
-        "add_remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
-        "zero_out": NeighboringRelation.REPLACE_SPECIAL,
-        "replace_one": NeighboringRelation.REPLACE_ONE,
-    }[adjacency]
     undecided = UndecidedError(
         f"no privacy loss of the event {event['type']} under {adjacency} is known here"
     )
@@ -870,7 +878,7 @@ def _release(event: Values, adjacency: str) -> _Release:
             noise = _number(event["event"]["noise_multiplier"])
             if noise == math.inf:
                 return _NOTHING
-            return _sampled_gaussian(1 / noise, q, factor, relation)
+            return _sampled_gaussian(1 / noise, q, factor)
         case {"type": "PoissonSampled", "sampling_probability": q, "event": {"type": "Laplace"}}:
             scale = _number(event["event"]["noise_multiplier"])
             if factor == 2:
@@ -969,7 +977,7 @@ def _gaussian(mu: float) -> _Release:
 
 
 def _sampled_spread(mu: float, rate: float, factor: int) -> tuple[float, float]:
-    """Returns about the deviation and the largest of the loss of a sampled Gaussian release."""
+    """Returns approximate standard deviation and maximum of a sampled Gaussian's loss."""
     deviation = min(factor * rate * math.sqrt(math.expm1(min(mu**2, 500.0))), factor * mu)
     far = mu * (mu / 2 + _FARTHEST)
     largest = far if rate == 1 else np.logaddexp(math.log1p(-rate), math.log(rate) + far)
@@ -977,7 +985,7 @@ def _sampled_spread(mu: float, rate: float, factor: int) -> tuple[float, float]:
 
 
 def _exchanged(mu: float, rate: float) -> _Release:
-    """Returns the release of the curve C_rate(G_mu), of Dong, Roth & Su (2022), Section 4."""
+    """Returns the privacy loss of the curve C_rate(G_mu), Dong, Roth & Su (2022), Section 4."""
 
     def delta(epsilons: Array) -> Array:
         return _exchanged_delta(mu, rate, epsilons)
@@ -995,8 +1003,8 @@ def _exchanged_delta(mu: float, rate: float, epsilons: Array) -> Array:
     return rate * _gaussian_delta(mu, _without_sampling(epsilons, rate))
 
 
-def _sampled_gaussian(mu: float, rate: float, factor: int, relation: Any) -> _Release:
-    """Returns Gaussian noise on a sum in which the record takes part with a probability.
+def _sampled_gaussian(mu: float, rate: float, factor: int) -> _Release:
+    """Returns the privacy loss of Gaussian noise on the sum of a Poisson sample.
 
     Where a record is replaced dp-accounting builds the loss; else it is that of `_sampled_deltas`.
     """
@@ -1011,7 +1019,7 @@ def _sampled_gaussian(mu: float, rate: float, factor: int, relation: Any) -> _Re
             1 / mu,
             sampling_prob=rate,
             value_discretization_interval=interval,
-            neighboring_relation=relation,
+            neighboring_relation=NeighboringRelation.REPLACE_ONE,
         ),
     )
 
@@ -1033,54 +1041,52 @@ def _sampled_deltas(mu: float, rate: float) -> tuple[Delta, Delta]:
 
 
 def _truncated(event: Values, adjacency: str) -> _Release:
-    """Returns the bound of a Poisson sample of n records that is cut to B of them (Ganesh 2025).
+    """Returns the privacy loss of a truncated Poisson sample, by the bound of Ganesh (2025).
 
-    Of a record's neighbours K are drawn. With K < B it is a Poisson sample. Else a record takes the
-    place of another one, at the rate P(K + 1 > B, it is kept) / P(K >= B). The neighbours of n
-    records have one less, or one more where the number is private: the larger delta counts.
+    K of the n - 1 other records are drawn. With K < B the sample is a Poisson sample. Else a record
+    replaces another one, with the probability P(Bin(n, q) > B) B / (n P(K >= B)). The neighbours
+    of n records have one less, or one more where the number is private: the larger delta counts.
     """
     q, most, n = event["sampling_probability"], event["truncated_batch_size"], event["dataset_size"]
     noise = _number(event["noise_multiplier"])
     factor = 2 if adjacency == "replace_one" else 1
     if q == 0 or most == 0 or n == 0 or noise == math.inf:
         return _NOTHING
+
+    # The probability of a truncation and the rate given that, for each pair of neighbours; and how
+    # large the losses are.
+    deviation, largest = _sampled_spread(1 / noise, q, factor)
     cases = []
     for size in (n, n + 1) if adjacency == "add_remove" else (n,):
         cut = float(binom.sf(most - 1, size - 1, q))
-        kept = float(binom.sf(most, size, q)) * most / (size * cut) if cut > 0 else 0.0
-        rate = min(kept, 1.0)
-        cases.append((cut, _exchanged(2 / noise, rate) if cut * rate > 0 else None, rate))
+        rate = float(binom.sf(most, size, q)) * most / (size * cut) if cut > 0 else 0.0
+        cases.append((cut, min(rate, 1.0)))
+        if cut * rate > 1e-22:
+            largest = max(largest, _sampled_spread(2 / noise, min(rate, 1.0), 1)[1])
 
-    # How far the losses reach.
-    deviation, largest = _sampled_spread(1 / noise, q, factor)
-    for cut, exchanged, rate in cases:
-        if exchanged and cut * rate > 1e-22:
-            largest = max(largest, exchanged.largest)
-
+    # Where a record is replaced, a mixture of both losses.
     if factor == 2:
-        ((cut, exchanged, _),) = cases
+        ((cut, rate),) = cases
 
         def build(interval: float) -> Loss:
-            uncut = _sampled_gaussian(1 / noise, q, 2, NeighboringRelation.REPLACE_ONE)
-            loss = uncut.build(interval)
-            if exchanged is None:
-                return loss
-            return exchanged.build(interval).compute_mixture(loss, cut)
+            poisson = _sampled_gaussian(1 / noise, q, 2).build(interval)
+            if cut * rate == 0:
+                return poisson
+            return _exchanged(2 / noise, rate).build(interval).compute_mixture(poisson, cut)
 
         return _Release(deviation, largest, build)
 
-    def mixed(uncut: Delta) -> Delta:
-        def delta(epsilons: Array) -> Array:
-            deltas = uncut(epsilons)
-            return np.max(
-                [
-                    (1 - cut) * deltas + cut * _exchanged_delta(2 / noise, rate, epsilons)
-                    for cut, _, rate in cases
-                ],
-                axis=0,
-            )
+    # Else the mean of both deltas.
+    def mixed(delta: Delta) -> Delta:
+        def mean(epsilons: Array) -> Array:
+            deltas = delta(epsilons)
+            each = [
+                (1 - cut) * deltas + cut * _exchanged_delta(2 / noise, rate, epsilons)
+                for cut, rate in cases
+            ]
+            return np.max(each, axis=0)
 
-        return delta
+        return mean
 
     removal, addition = map(mixed, _sampled_deltas(1 / noise, q))
     return _Release(
@@ -1089,7 +1095,7 @@ def _truncated(event: Values, adjacency: str) -> _Release:
 
 
 def _discrete_gaussian(event: Values, factor: int) -> _Release:
-    """Returns discrete Gaussian noise on whole numbers that move by at most a squared distance."""
+    """Returns the privacy loss of discrete Gaussian noise, of a bounded L2 sensitivity."""
     variance = _number(event["scale"]) ** 2
     distance = event["scale"] / (_number(event["noise_multiplier"]) / factor)
     squared = math.floor(distance**2 * (1 + 1e-12))
@@ -1131,7 +1137,7 @@ def _discrete_gaussian(event: Values, factor: int) -> _Release:
 
 
 def _square_partitions(total: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Yields falling whole numbers up to ``most`` whose squares have this sum."""
+    """Yields decreasing tuples of integers up to ``most`` whose squares have this sum."""
     if total == 0:
         yield ()
     for first in range(min(most, math.isqrt(total)), 0, -1):
@@ -1139,7 +1145,7 @@ def _square_partitions(total: int, most: int) -> Iterator[tuple[int, ...]]:
 
 
 def _wishart(event: Values, factor: int) -> _Release:
-    """Returns Wishart noise on a second moment: chi-square noise y that a row moves up by c.
+    """Returns the privacy loss of Wishart noise: chi-square noise y that a row increases by c.
 
     The loss of the row's presence is (k / 2 - 1) log(1 - c / y) + c / 2, increasing in y, and minus
     infinity below c. Where a row is replaced by another one, the curve is bounded through the data
@@ -1199,7 +1205,7 @@ def _from_deltas(
     largest: float,
     interval: float,
 ) -> Loss:
-    """Returns the loss of a pair whose deltas at epsilons >= 0 are known, in both orders."""
+    """Returns the privacy loss distribution of a pair, from its deltas in both orders."""
     cells = math.ceil(largest / interval) + 1
     whole = np.arange(-cells, cells + 1)
     positive = np.arange(cells + 1) * interval
@@ -1218,7 +1224,7 @@ def _from_deltas(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Verifies files and prints what came of each.
+    """Verifies files of certificates and prints the verdict and the reasons for each.
 
     Args:
       argv: paths of files, or ``--schema``; by default those of the process.
@@ -1261,7 +1267,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _summary(values: Values, result: Verification) -> list[str]:
-    """Returns what is guaranteed, and the caveats that a reader must know."""
+    """Returns lines that state the guarantee, and that a run was seeded."""
     stated = "inf" if values["epsilon"] == "inf" else f"{values['epsilon']:.6g}"
     lines = [
         f"  ({stated}, {values['delta']:g})-differential privacy under {values['adjacency']}, of"
@@ -1273,7 +1279,7 @@ def _summary(values: Values, result: Verification) -> list[str]:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns an object of JSON whose names differ: other readers would take another value."""
+    """Returns a JSON object as a dict; refuses repeated names, of which readers differ."""
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):
         repeated = next(name for name in names if names.count(name) > 1)
@@ -1282,7 +1288,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _printable(text: str) -> str:
-    """Returns a text of a file in one line, without what moves the cursor of a terminal."""
+    """Returns a text with control characters escaped, so that it cannot forge other lines."""
     return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
 
 

@@ -262,7 +262,7 @@ def is_nonprivate(atoms: AtomicEvents) -> bool:
 
 
 def loss_deviation(atoms: AtomicEvents) -> float:
-    """Returns the standard deviation of one release's loss, its square averaged over them all."""
+    """Returns the root mean square, over releases, of the standard deviation of the loss."""
     if not atoms:
         return 1.0
     variances = []
@@ -313,7 +313,7 @@ def coarsen_noise_schedule(atoms: AtomicEvents, side: Literal["upper", "lower"])
 
 
 def atomic_event(event: DpEvent, adjacency: Adjacency) -> AtomicEvent:
-    """Returns ``event`` as the kind of atomic event that it is."""
+    """Returns the `AtomicEvent` of an event, of the subclass that is registered for its type."""
     return _kind_of(event)(event, adjacency)
 
 
@@ -324,7 +324,7 @@ def event_name(event: DpEvent) -> str:
 
 
 def event_values(event: DpEvent) -> dict[str, Any]:
-    """Returns the type and the parameters of ``event`` as JSON-ready values, from which it follows.
+    """Returns an event as JSON-ready values: its type, its parameters and the events inside it.
 
     >>> event_values(dp_event.PoissonSampledDpEvent(0.5, GaussianDpEvent(2.0)))
     {'type': 'PoissonSampled', 'sampling_probability': 0.5,

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._checks import as_float64, check
 from dpjax.accounting.tradeoff import TradeOff
-from dpjax.accounting.tradeoff.base import scalar
+from dpjax.accounting.tradeoff.base import scalar, unit_interval
 
 PRIORS = (0.5, 0.1)
 FALSE_POSITIVE_RATES = (0.01, 0.001, 1e-5)
@@ -65,8 +64,7 @@ def bayes_accuracy(curve: TradeOff, prior: npt.ArrayLike) -> Any:
     >>> round(bayes_accuracy(Gaussian(1.0), 0.5), 3), round(bayes_accuracy(Gaussian(1.0), 0.1), 3)
     (0.691, 0.901)
     """
-    share = as_float64(prior, "prior")
-    check(bool(np.all((share >= 0) & (share <= 1))), "prior", prior, "in [0, 1]")
+    share = unit_interval("prior", prior)
     open_share = np.clip(share, np.finfo(float).tiny, 1.0 - np.finfo(float).epsneg)
     # At the slope -e^epsilon = -(1 - prior) / prior the curve touches the best of the tests.
     odds = np.log1p(-open_share) - np.log(open_share)
@@ -95,10 +93,10 @@ def true_positive_rate(curve: TradeOff, false_positive_rate: npt.ArrayLike) -> A
 
 
 def success_probability(curve: TradeOff, baseline: npt.ArrayLike) -> Any:
-    """Returns the largest probability that an attack finds out something of a record, elementwise.
+    """Returns the largest success probability of attribute inference or reconstruction.
 
-    The attack has all other records and the release, and succeeds if what it outputs is right about
-    the record: an attribute, its identity, the record itself to some accuracy. Against a release
+    The attack has all other records and the release, and succeeds if its output is right about the
+    record: an attribute, its identity, or the record itself to some accuracy. Against a release
     without the record it succeeds with the probability ``baseline``; with the record it does so
     with at most 1 - f(``baseline``), since its success is a test of the one against the other.
 
@@ -121,10 +119,7 @@ def success_probability(curve: TradeOff, baseline: npt.ArrayLike) -> Any:
     >>> round(success_probability(Gaussian(1.0), 0.01), 3)
     0.092
     """
-    shares = as_float64(baseline, "baseline")
-    inside = bool(np.all((shares >= 0) & (shares <= 1)))
-    check(inside, "baseline", baseline, "probabilities in [0, 1]")
-    return curve.true_positive_rate(shares)
+    return curve.true_positive_rate(unit_interval("baseline", baseline))
 
 
 def epsilon(curve: TradeOff, delta: npt.ArrayLike) -> Any:
@@ -150,7 +145,7 @@ def epsilon(curve: TradeOff, delta: npt.ArrayLike) -> Any:
 
 @dataclass(frozen=True)
 class Risk:
-    """Lower and upper bound on one metric of the best attack.
+    """Bounds on the success of the best membership or substitution attack, by one metric.
 
     The guarantee is the upper bound, except for the sum of the errors, where it is the lower bound.
 

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from dpjax import verify
-from dpjax._checks import check, check_delta, check_type
+from dpjax._checks import check, check_delta, check_text, check_type
 from dpjax.accounting import gdp
 from dpjax.accounting.accountants import (
     METHODS,
@@ -104,7 +104,7 @@ class Certificate(Report):
       epsilon_lower: lower bound on the epsilon that any accountant can certify by composing the
         trade-off functions of the releases; ``None`` where it is not available.
       epsilon_lower_note: what the lower bound means, or why it is not available.
-      audit: what an attack on the code showed, a `dpjax.audit.AuditReport`; ``None`` without one.
+      audit: of the code, a `dpjax.audit.AuditReport`; ``None`` without one.
     """
 
     delta: float
@@ -290,7 +290,7 @@ class Certificate(Report):
         )
 
     def with_audit(self, report: Report) -> "Certificate":
-        """Returns the certificate with what an attack on the code showed.
+        """Returns the certificate with the report of an audit of the code.
 
         Args:
           report: of `dpjax.audit.audit`, on this mechanism at this delta.
@@ -311,7 +311,7 @@ class Certificate(Report):
         return dataclasses.replace(self, audit=report)
 
     def to_json(self) -> str:
-        """Returns the text of a file that can be verified without dpjax.
+        """Returns the certificate as JSON, a file that can be verified without dpjax.
 
         It holds all of `to_dict`, and what is needed to compute the guarantee anew: the event and
         what is public. ``dpjax verify certificate.json``, or ``dpjax/verify.py`` copied to a
@@ -338,12 +338,12 @@ class Certificate(Report):
         return json.dumps({**values, "hash": verify.content_hash(values)}, indent=2)
 
     def to_registry(self, *, name: str, curators: Sequence[str]) -> dict[str, Any]:
-        """Returns a draft record for the public registry of deployments of differential privacy.
+        """Returns a draft record for OpenDP's registry of deployments of differential privacy.
 
         What a certificate knows is filled in; what it cannot know, such as who may see the data, is
         marked ``"TO BE FILLED IN"``. Written as YAML it is a file of the registry.
 
-        Source: the registry's records of September 2026, github.com/opendp/deployments-registry.
+        Source: records of September 2026 in github.com/opendp/deployments-registry-data.
 
         Args:
           name: of what is published.
@@ -358,7 +358,7 @@ class Certificate(Report):
         >>> record["deployment"]["privacy_loss"]["privacy_unit"]
         'one record'
         """
-        check(isinstance(name, str) and bool(name), "name", name, "a text that is not empty")
+        check_text("name", name)
         named = isinstance(curators, list | tuple) and all(isinstance(one, str) for one in curators)
         check(named and bool(curators), "curators", curators, "one name or more, in a list")
         guarantee, lower = self.guarantee, self.epsilon_lower
@@ -506,7 +506,7 @@ def certify(guarantee: Guarantee, delta: float) -> Certificate:
 
 
 def compare_to_bounds(value: float, lower: float | None, certified: float) -> str:
-    """Returns where an approximation of epsilon lies relative to the bounds on epsilon."""
+    """Describes an approximate epsilon: within, below or above the bounds, and by how much."""
     if lower is None:
         lower, between = certified, f"the certified epsilon {round_up(certified)}"
     else:

@@ -121,7 +121,7 @@ class RandomWords:
         self._table = np.concatenate([self._table, words], axis=1)
 
     def uniform(self) -> npt.NDArray[np.float64]:
-        """Returns a float64 in (0, 1) for every lane, a multiple of 2^-54."""
+        """Returns uniform numbers in (0, 1), one for each lane: float64 multiples of 2^-54."""
         words = self.draw(np.arange(self.size))
         return ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
@@ -396,7 +396,7 @@ def from_units(units: Array, exponent: int) -> npt.NDArray[np.float64]:
 def as_integers(
     value: object, name: str = "value", *, booleans: bool = False
 ) -> np.ndarray | jax.Array:
-    """Returns ``value`` as `as_numbers` does, of integers, or also of ``booleans``.
+    """Returns an array of integers without rounding; with ``booleans`` also one of booleans.
 
     Raises:
       ValueError: it is of anything else.
@@ -474,21 +474,21 @@ def call_on_host(
         for result, dtype in zip(results, dtypes, strict=True)
     ]
     operands = [_device_words(value) for value in values if is_traced(value)]
-    released = _call_back(callback, shapes, key_bits, *operands)
+    released = _host_callback(callback, shapes, key_bits, *operands)
     return [
         jax.lax.bitcast_convert_type(each, dtype) if dtype.itemsize == 8 else each
         for each, dtype in zip(released, dtypes, strict=True)
     ]
 
 
-def _call_back(
+def _host_callback(
     callback: Callable[..., list[Array]], shapes: list[jax.ShapeDtypeStruct], *operands: jax.Array
 ) -> list[jax.Array]:
-    """Calls ``callback`` with the operands while a compiled program runs.
+    """Calls a host function from a compiled program, without copies on CPUs.
 
-    `jax.pure_callback` copies large operands on a thread of the CPU's pool and waits for that. The
-    only thread of a machine with one core may be the one that waits: there the operands are read,
-    and the results written, in place.
+    `jax.pure_callback` copies large operands on a thread of the CPU client's pool and waits for
+    the copy. On a machine with one core that thread is the one that waits, so that neither goes on.
+    `buffer_callback` reads the operands and writes the results in place.
     """
 
     def in_place(_: object, results: list[Any], *buffers: Any) -> None:

@@ -54,7 +54,7 @@ class Steps(Protocol):
     def error(
         self, mechanism: SubsampledGaussian, state: PyTree, world: World, scale: PyTree
     ) -> jax.Array:
-        """Returns the error of the released parameters or posterior in a world, a scalar."""
+        """Returns the scalar error of released parameters or posterior on a simulated data set."""
 
     def constant_error(self, world: World, scale: PyTree) -> jax.Array:
         """Returns the error of predicting a constant, or the prior's medians, to improve on."""

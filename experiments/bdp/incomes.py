@@ -15,10 +15,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.optimize import brentq
 from scipy.special import ndtri
+from scipy.stats import binomtest
 
 import dpjax
 from dpjax import bdp
-from dpjax.audit import clopper_pearson
 from experiments.bdp.costs import FAILURE, epsilons, step_costs
 from experiments.lib.attack_rates import release_many
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, SOURCE, new_figure
@@ -200,10 +200,10 @@ def _attack_rates(row: Row, release: Release, incomes: Array) -> Values:
     residents = release.shift(np.random.default_rng(seed).choice(incomes, number))
     outlier_right = attack(release, outlier, 2 * seed)
     residents_right = attack(release, residents, 2 * seed + 1)
+    outlier_rate = binomtest(outlier_right, number).proportion_ci(1 - 2 * _ERROR, "exact")
     return {
         OUTLIER: 100 * outlier_right / number,
-        f"{OUTLIER}, at least": 100
-        * clopper_pearson(outlier_right, trials=number, error=_ERROR)[0],
+        f"{OUTLIER}, at least": 100 * outlier_rate.low,
         EXACT: percent(exact_accuracy(outlier[0])),
         RESIDENTS: 100 * residents_right / number,
         RESIDENTS_EXACT: percent(exact_accuracy(release.shift(incomes))),

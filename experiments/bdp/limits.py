@@ -21,9 +21,9 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.special import logsumexp, ndtri
+from scipy.stats import binomtest
 
 from dpjax.accounting import log_moments
-from dpjax.audit import clopper_pearson
 from dpjax.bdp import estimators, subsampled_gaussian_log_moments
 from experiments.bdp import costs
 from experiments.bdp.costs import FAILURE, Array, epsilons
@@ -169,7 +169,10 @@ def num_too_small(
 def share_bounds(counts: npt.ArrayLike, trials: int, error: float = 0.005) -> Array:
     """Returns lower and upper bounds on each share, each wrong with probability ``error``."""
     return np.array(
-        [clopper_pearson(int(count), trials=trials, error=error) for count in np.ravel(counts)]
+        [
+            binomtest(int(count), trials).proportion_ci(1 - 2 * error, "exact")
+            for count in np.ravel(counts)
+        ]
     ).T
 
 

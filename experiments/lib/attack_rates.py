@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from scipy.stats import binomtest
 
 import dpjax
-from dpjax.audit import clopper_pearson
 
 # Failure probability of the bounds of one attack, over all its tests together.
 FALSE_ALARM = 1e-6
@@ -66,7 +66,10 @@ def epsilon_lower_bound(tests: Sequence[Counts], delta: float) -> float:
     for test in tests:
         complement = test.complement()
         for counts in (test, complement, test.exchange(), complement.exchange()):
-            detected = clopper_pearson(counts.hits, trials=counts.draws, error=error)[0] - delta
-            wrong = clopper_pearson(counts.alarms, trials=counts.draws, error=error)[1]
+            hits, alarms = (
+                binomtest(count, counts.draws).proportion_ci(1 - 2 * error, "exact")
+                for count in (counts.hits, counts.alarms)
+            )
+            detected, wrong = hits.low - delta, alarms.high
             found.append(math.log(detected / wrong) if detected > 0 else 0.0)
     return max(found)

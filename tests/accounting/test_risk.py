@@ -143,5 +143,5 @@ def test_success_without_privacy_loss_is_the_baseline():
 
 @pytest.mark.parametrize("baseline", [-0.1, 1.1, [0.5, math.nan]])
 def test_success_refuses_a_baseline_that_is_no_probability(baseline):
-    with pytest.raises(ValueError, match=r"baseline must be probabilities in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"baseline must be in \[0, 1\]"):
         risk.success_probability(Gaussian(1.0), baseline)

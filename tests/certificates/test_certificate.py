@@ -441,7 +441,7 @@ def test_to_registry_says_what_is_public_and_how_settings_were_chosen(certificat
 @pytest.mark.parametrize(
     ("name", "curators", "message"),
     [
-        ("", ["An office"], r"name must be a text that is not empty, got ''"),
+        ("", ["An office"], r"name must be a string, not empty, got ''"),
         ("Counts", [], r"curators must be one name or more, in a list, got \[\]"),
         ("Counts", "An office", r"curators must be one name or more, in a list, got 'An office'"),
     ],

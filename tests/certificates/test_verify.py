@@ -9,6 +9,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import jsonschema
 import pytest
@@ -18,7 +19,11 @@ from helpers.accounting_cases import FakeMechanism, Selection
 
 import dpjax
 from dpjax import accounting, verify
+from dpjax.accounting.accountants import METHODS
 from dpjax.accounting.events import event_values
+from dpjax.accounting.gdp import LEAST_ERROR
+from dpjax.adjacency import ADJACENCIES
+from dpjax.guarantee import Tuning
 
 MECHANISMS = mechanisms()
 # One of each kind of event, and of what composes them.
@@ -87,6 +92,25 @@ def test_the_published_schema_is_that_of_the_verification(capsys):
     page = Path(__file__).parents[2] / "docs" / "reference" / "certificate.schema.json"
     assert verify.main(["--schema"]) == 0
     assert capsys.readouterr().out == page.read_text("utf-8")
+
+
+def test_the_schema_enumerates_what_the_library_has():
+    fields = verify.SCHEMA["properties"]
+    estimate = fields["estimates"]["items"]["properties"]
+    assert fields["adjacency"]["enum"] == ["add_remove", "zero_out", "replace_one"]
+    assert set(fields["adjacency"]["enum"]) == set(ADJACENCIES)
+    assert set(fields["tuning"]["enum"]) == {None, *get_args(Tuning)}
+    assert estimate["method"]["enum"] == list(METHODS)
+    names = [risk.name for risk in training().certificate(1e-5).risks]
+    assert fields["risks"]["items"]["properties"]["name"]["enum"] == names
+    assert verify._LEAST_ERROR == LEAST_ERROR
+
+
+def test_a_delta_that_is_not_below_one_over_the_records_has_its_caveat():
+    values = content(training().certificate(1e-3))
+    assert verify.verify(values).verdict == "verified"
+    changed = rehashed({**values, "caveats": values["caveats"][:-1]})
+    assert any('the caveat of "delta" is missing' in one for one in verify.verify(changed).reasons)
 
 
 def test_the_file_has_all_of_the_dictionary(values):

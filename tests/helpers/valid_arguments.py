@@ -262,9 +262,6 @@ VALUES: dict[str, Any] = {
     "certificates.Certificate.to_registry: name": "Counts",
     "certificates.Certificate.to_registry: curators": lambda: ["An office"],
     # Audits.
-    "audit.clopper_pearson: count": 1,
-    "audit.clopper_pearson: trials": 10,
-    "audit.clopper_pearson: error": 0.05,
     "certificates.Certificate.with_audit: report": lambda: audit_report(),
     # Mechanisms and their statistics.
     "sensitivity": lambda: bound_of("l2"),
@@ -597,7 +594,6 @@ VALUES: dict[str, Any] = {
 # The object whose method is called: by class, or by "class.method" where it matters.
 INSTANCES: dict[str, Callable[[], Any]] = {
     "audit.AuditReport": lambda: audit_report(),
-    "audit.Errors": lambda: audit_report().errors,
     "mechanisms.Composition": lambda: dpjax.Composition((gaussian(), gaussian())),
     "mechanisms.base.Mechanism": gaussian,
     "mechanisms.Epochs": lambda: dpjax.mechanisms.Epochs(num_examples=8, batch_size=2, epochs=2.0),
@@ -724,7 +720,7 @@ RESULTS = {
     for package, names in {
         "accounting": ["EpsilonBounds", "ProfileBounds"],
         "accounting.gdp": ["GaussianSummary"],
-        "audit": ["AuditReport", "Errors"],
+        "audit": ["AuditReport", "ErrorBounds"],
         "accounting.tradeoff": [
             "PrivacyLossMoments",
             "Group",
@@ -826,7 +822,7 @@ NOT_CALLED: dict[str, str] = {
         ]
     },
     "audit.audit": "data sets may be anything that its release takes: tests/test_audit.py",
-    "audit.crafted_loss": "a loss, traced with arrays",
+    "audit.canary_loss": "a loss, traced with arrays",
     "training.Budget": "checked by train",
     "training.MeshSharding.param_specs": "in a step, with its parameters",
     "training.MeshSharding.describe": "in a step, with its parameters",

@@ -54,7 +54,7 @@ class TradeOff(abc.ABC):
         Raises:
           ValueError: an ``alpha`` is not in [0, 1].
         """
-        levels = _unit_interval("alpha", alpha)
+        levels = unit_interval("alpha", alpha)
         return scalar(np.clip(self._errors(levels)[0], 0.0, 1.0 - levels))
 
     def true_positive_rate(self, alpha: npt.ArrayLike) -> Any:
@@ -66,7 +66,7 @@ class TradeOff(abc.ABC):
         Raises:
           ValueError: an ``alpha`` is not in [0, 1].
         """
-        levels = _unit_interval("alpha", alpha)
+        levels = unit_interval("alpha", alpha)
         return scalar(np.clip(self._errors(levels)[1], levels, 1.0))
 
     def delta(self, epsilon: npt.ArrayLike) -> Any:
@@ -98,7 +98,7 @@ class TradeOff(abc.ABC):
           ValueError: a ``delta`` is not in [0, 1].
         """
         with np.errstate(all="ignore"):
-            return scalar(bisect_decreasing(self._delta_pq, _unit_interval("delta", delta)))
+            return scalar(bisect_decreasing(self._delta_pq, unit_interval("delta", delta)))
 
     @property
     def is_symmetric(self) -> bool:
@@ -422,7 +422,8 @@ def check_curve(name: str, curve: object) -> None:
     check_type(name, curve, TradeOff, "a trade-off function, a TradeOff")
 
 
-def _unit_interval(name: str, values: npt.ArrayLike) -> Array:
+def unit_interval(name: str, values: npt.ArrayLike) -> Array:
+    """Returns ``values`` in float64; raises ValueError unless all are in [0, 1]."""
     numbers = as_float64(values, name)
     check(bool(np.all((numbers >= 0) & (numbers <= 1))), name, values, "in [0, 1]")
     return numbers

@@ -789,7 +789,7 @@ class DPSVI:
         )
 
     def get_params(self, svi_state: DPSVIState) -> dict[str, PyTree]:
-        """Returns the param sites' values in ``svi_state`` by name, released after every step."""
+        """Returns the parameters in ``svi_state`` by name; every step releases them."""
         if self._svi.constrain_fn is None:
             raise ValueError("init must be called first: it finds the parameters' constraints")
         return self._svi.get_params(svi_state)

@@ -410,7 +410,7 @@ def _check_dependence(terms: ELBOTerms, params: Values, model_args: ModelArgs) -
 
 
 class LocalSites(NamedTuple):
-    """Latent values and log-densities of the sites in the plate of records, each ``(n, ...)``."""
+    """Local latent variables, and log-densities of the sites in the plate: each ``(n, ...)``."""
 
     latents: dict[str, jax.Array]
     log_probs: dict[str, jax.Array]
