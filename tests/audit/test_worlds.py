@@ -12,6 +12,7 @@ from scipy.stats import binomtest, norm
 
 import dpjax
 from dpjax import audit, verify
+from dpjax.audit import _worlds
 
 KEY = jax.random.key(11)
 DELTA = 1e-5
@@ -289,7 +290,7 @@ def test_the_report_reads_well():
 def test_the_bounds_on_error_rates_are_those_of_clopper_and_pearson(count, runs):
     scores = np.arange(runs, dtype=float)
     threshold = np.array([runs - count - 1.0])
-    found = audit._error_rates(scores, -scores, threshold, 0.025)
+    found = _worlds._error_rates(scores, -scores, threshold, 0.025)
     exact = binomtest(count, runs).proportion_ci(0.95, "exact")
     assert (int(found[0][0]), int(found[1][0])) == (count, runs - (runs == count))
     assert found[2][0] == pytest.approx(exact.high)

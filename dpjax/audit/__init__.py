@@ -1,0 +1,11 @@
+"""Privacy audits: lower bounds on epsilon from attacks on code, compared with its certificate."""
+
+from dpjax.audit._worlds import AuditReport, ErrorBounds, audit, canary_loss, canary_records
+
+__all__ = [
+    "AuditReport",
+    "ErrorBounds",
+    "audit",
+    "canary_loss",
+    "canary_records",
+]
