@@ -6,6 +6,7 @@ the whole array in each. Written out, the twenty rounds fuse with the operations
 one pass. The bits are identical.
 """
 
+from functools import partial
 from typing import TypeVar
 
 import jax
@@ -22,6 +23,7 @@ _PARITY = np.uint32(0x1BD11BDA)
 Words = TypeVar("Words", jax.Array, npt.NDArray[np.uint32])
 
 
+@partial(jax.jit, static_argnums=(1, 2))
 def normal(key: PRNGKey, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
     """Standard normal noise: the values of `jax.random.normal`, up to the rounding of its formula.
 

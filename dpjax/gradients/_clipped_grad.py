@@ -14,6 +14,7 @@ from dpjax.gradients.clipping import (
     ClippedSumFn,
     clip_and_sum,
     clipped_grad_info,
+    sum_of_clipped,
     total_l2_clip,
 )
 from dpjax.gradients.loss_checks import (
@@ -121,7 +122,7 @@ def clipped_grad(
 
     # Compiled as a whole even if the caller does not use jit.
     @partial(jax.jit, static_argnums=0)
-    def compiled(
+    def clipped_sum_and_info(
         loss_input: LossInput,
         constants: ArrayTree,
         params: ArrayTree,
@@ -137,11 +138,14 @@ def clipped_grad(
         if examples_at_once == "auto":
             examples_at_once = fitting_microbatch_size(compute, params, batch, mask)
         if examples_at_once is None or size <= examples_at_once:
-            return compute(params, batch, mask)
-
-        # One micro-batch after another.
-        unroll = is_slow_in_loops(loss, params, jax.tree.map(one_example, batch))
-        return sum_over_microbatches(compute, examples_at_once, params, batch, mask, unroll=unroll)
+            summed, info = compute(params, batch, mask)
+        else:
+            # One micro-batch after another.
+            unroll = is_slow_in_loops(loss, params, jax.tree.map(one_example, batch))
+            summed, info = sum_over_microbatches(
+                compute, examples_at_once, params, batch, mask, unroll=unroll
+            )
+        return sum_of_clipped(total_l2_clip(l2_clip), summed), info
 
     def clipped_sum_of(
         params: Params,
@@ -166,7 +170,7 @@ def clipped_grad(
         loss = loss_input.bind(loss_fn, constants)
         check_loss(loss, trained, batch)
         check_local(partial(method_fn, loss, l2_clip), trained, batch, mask)
-        return compiled(loss_input, constants, trained, batch, mask)
+        return clipped_sum_and_info(loss_input, constants, trained, batch, mask)
 
     return clipped_sum_of
 

@@ -254,6 +254,18 @@ class CompensatedSum(NamedTuple):
         return jax.tree.map(jnp.add, self.total, self.error)
 
 
+@jax.jit
+def sum_of_clipped(l2_clip: Numeric, summed: PyTree) -> PyTree:
+    """Returns ``summed`` as it is.
+
+    In a traced program it marks the sum for `dpjax.audit.check_program`, which does not analyse how
+    it was computed: one example moves it by at most ``l2_clip``; at 0 by the bound of the marked
+    sums that it was computed from.
+    """
+    del l2_clip
+    return summed
+
+
 def rounding_margin(num_examples: int, dtype: npt.DTypeLike = jnp.float32) -> float:
     """Bound on how far rounding moves a sum beyond the clip bound, relative to the bound.
 

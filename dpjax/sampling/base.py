@@ -117,7 +117,7 @@ class Sampling(abc.ABC):
           draw: from ``draw``.
           part: number of the physical batch, from 0.
         """
-        return Batch(draw.indices, draw.mask & (part == 0))
+        return batch_of_draw(draw.indices, draw.mask & (part == 0))
 
     @abc.abstractmethod
     def step_event(self, noise_multiplier: float) -> "DpEvent":
@@ -169,6 +169,16 @@ def compose(events: Sequence["DpEvent"]) -> "DpEvent":
     from dp_accounting import ComposedDpEvent
 
     return events[0] if len(events) == 1 else ComposedDpEvent(list(events))
+
+
+@jax.jit
+def batch_of_draw(indices: jax.Array, mask: jax.Array) -> Batch:
+    """Returns the batch.
+
+    In a traced program it marks for `dpjax.audit.check_program`, which does not analyse samplers,
+    that no index with a mask of True is there twice.
+    """
+    return Batch(indices, mask)
 
 
 def gather(data: T, indices: jax.Array) -> T:

@@ -12,7 +12,7 @@ from dpjax._checks import as_count, check, check_non_negative, check_positive, c
 from dpjax._random import bits_at, random_subset
 from dpjax._typing import PRNGKey
 from dpjax.adjacency import Adjacency, is_size_public
-from dpjax.sampling.base import Batch, Sampling
+from dpjax.sampling.base import Batch, Sampling, batch_of_draw
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -259,7 +259,8 @@ class PoissonSampling(Sampling):
         usual = draw.usual.records_at(ranks)
         further = draw.further.records_at(ranks - draw.usual.size)
         records = jnp.where(ranks < draw.usual.size, usual, further)
-        return Batch(jnp.clip(records, 0, self.num_examples - 1), ranks < draw.size)
+        indices = jnp.clip(records, 0, self.num_examples - 1)
+        return batch_of_draw(indices, ranks < draw.size)
 
     def step_event(self, noise_multiplier: float) -> "DpEvent":
         """Returns a Poisson-sampled Gaussian."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from dpjax._typing import ArrayTree, PRNGKey, PyTree, SamplerState
-from dpjax.gradients.clipping import ClippedSumFn, CompensatedSum
+from dpjax.gradients.clipping import ClippedSumFn, CompensatedSum, sum_of_clipped
 from dpjax.sampling.base import Sampling, gather
 from dpjax.sampling.poisson import pack
 from dpjax.training.data import Examples, PrefetchedDraw, SplitRecords
@@ -57,6 +57,16 @@ def sum_next_draw(
     if sharding is not None:
         check_context()
     draw, next_state = (state, state) if isinstance(state, PrefetchedDraw) else sampling.draw(state)
+    if not isinstance(data, SplitRecords) and sharding is None:
+
+        @jax.jit
+        def sum_of_draw(
+            draw: PyTree, params: ArrayTree, data: ArrayTree, key: PRNGKey | None
+        ) -> BatchSum:
+            summed, info = sum_over_draw(clipped_sum, sampling, draw, params, data, key)
+            return sum_of_clipped(0.0, summed), info
+
+        return *sum_of_draw(draw, params, data, key), next_state
     if not isinstance(data, SplitRecords):
         return *sum_over_draw(clipped_sum, sampling, draw, params, data, key, sharding), next_state
     if sharding is None:

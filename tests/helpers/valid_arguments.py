@@ -821,7 +821,7 @@ NOT_CALLED: dict[str, str] = {
             "rehearse",
         ]
     },
-    "audit.audit": "data sets may be anything that its release takes: tests/test_audit.py",
+    "audit.audit": "data sets may be anything that its release takes: tests/audit/test_worlds.py",
     "audit.canary_loss": "a loss, traced with arrays",
     "training.Budget": "checked by train",
     "training.MeshSharding.param_specs": "in a step, with its parameters",

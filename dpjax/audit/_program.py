@@ -1,0 +1,2030 @@
+"""A check of a program: that records reach its results only as clipped sums with noise.
+
+The program is traced to a jaxpr, which is evaluated with the abstract values of `_values`: a
+per-record array stays one while every entry depends on one record; a factor that is at most
+C / norm of the record's gradient clips it; a sum over records has a sensitivity; the sum plus
+independent normal noise is a release, and public from then on. What is not understood is never
+taken for safe: it becomes `Mixed`, and the answer "not decided" or "violated".
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
+from jax.extend.core import Literal as JaxprLiteral
+
+import dpjax
+from dpjax import _random
+from dpjax._checks import as_count, check, check_function, check_non_negative
+from dpjax._jaxprs import aval, bind, bodies_of, body_of, equations_at_any_depth, read_scan
+from dpjax._typing import PyTree
+from dpjax.adjacency import Adjacency, check_adjacency
+from dpjax.audit import _values
+from dpjax.audit._values import (
+    Facts,
+    Group,
+    Key,
+    Mixed,
+    Normal,
+    Part,
+    Public,
+    Records,
+    Sums,
+    Value,
+)
+from dpjax.certificates import Report
+from dpjax.certificates.render import Table, round_down
+
+Verdict = Literal["shown", "violated", "not decided"]
+# Public arrays of at most so many entries are computed.
+_MOST_KNOWN = 4096
+# Float32 rounds the clip bound and the noise's scale by less.
+_TOLERANCE = 1e-4
+_JAX_FILES = str(Path(jax.__file__).parent)
+_PACKAGE_FILES = str(Path(dpjax.__file__).parent)
+_CAVEATS = (
+    "Arguments other than the records are public: results of earlier releases, or chosen without"
+    " the records. Keys among them are secret and new in every call.",
+    "Numbers are exact here: rounding, infinite and undefined gradients are not covered.",
+)
+
+
+class Finding(NamedTuple):
+    """Why a program is not shown to be private.
+
+    Attributes:
+      is_violation: whether the program is at fault; else the check could not decide.
+      reason: in words.
+      where: file and line.
+      outputs: paths of the outputs that are affected.
+    """
+
+    is_violation: bool
+    reason: str
+    where: str
+    outputs: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        where = f" at {self.where}" if self.where else ""
+        outputs = f", in {', '.join(self.outputs)}" if self.outputs else ""
+        return self.reason + where + outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramReport(Report):
+    """What the check of a program found.
+
+    Attributes:
+      verdict: ``"shown"``, ``"violated"`` or ``"not decided"``.
+      findings: reasons, of a program that is not shown to be private.
+      noise_multiplier: of all releases of one call together: the standard deviation of the noise
+        over the largest norm by which one record moves the sums; infinite if nothing is released
+        that depends on the records, ``nan`` if it is not known.
+      declared: the noise multiplier that the program is claimed to have.
+      adjacency: of the data sets.
+      num_releases: noisy sums of one call.
+      trusted: functions of dpjax that are not analysed, as their own tests show what they do.
+      private: paths of the outputs that are not published and not checked.
+    """
+
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    noise_multiplier: float
+    declared: float
+    adjacency: Adjacency
+    num_releases: int
+    trusted: tuple[str, ...]
+    private: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        if self.verdict == "shown":
+            return (
+                "Shown: records reach the results only through clipped sums with noise, of noise"
+                f" multiplier {round_down(self.noise_multiplier)} or more"
+            )
+        if self.verdict == "violated":
+            return "VIOLATED: records reach the results otherwise than as declared"
+        return "Not decided: the check does not follow the whole program"
+
+    @property
+    def tables(self) -> list[Table]:
+        found = self.noise_multiplier
+        shown = "not known" if math.isnan(found) else round_down(found)
+        rows = [
+            ("adjacency", self.adjacency),
+            ("noise multiplier", f"{shown} found, {self.declared:g} declared"),
+            ("releases", f"{self.num_releases} noisy sums in one call"),
+        ]
+        if self.trusted:
+            rows.append(("trusted", ", ".join(self.trusted)))
+        if self.private:
+            rows.append(("private outputs", ", ".join(self.private)))
+        findings = [
+            ("violated" if one.is_violation else "not decided", str(one)) for one in self.findings
+        ]
+        return [("Check of the program", rows), *([("Findings", findings)] if findings else [])]
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        return _CAVEATS
+
+    def paragraph(self) -> str:
+        if self.verdict == "shown":
+            return (
+                "By an analysis of the traced program, its results depend on the records only"
+                " through sums of per-record values of bounded norm with independent normal noise,"
+                f" of a noise multiplier of at least {round_down(self.noise_multiplier)} (declared:"
+                f" {self.declared:g}) under {self.adjacency}."
+            )
+        return f"{self.title}. " + " ".join(f"{finding}." for finding in self.findings)
+
+    def _values(self) -> dict[str, Any]:
+        return {
+            "verdict": self.verdict,
+            "findings": [finding._asdict() for finding in self.findings],
+            "noise_multiplier": self.noise_multiplier,
+            "declared": self.declared,
+            "adjacency": self.adjacency,
+            "num_releases": self.num_releases,
+            "trusted": list(self.trusted),
+            "private": list(self.private),
+        }
+
+
+def check_program(
+    step: Callable[..., PyTree],
+    *args: PyTree,
+    records: int | Sequence[int],
+    noise_multiplier: float,
+    adjacency: Adjacency,
+    private_outputs: Sequence[str] = (),
+) -> ProgramReport:
+    """Checks that a function's results depend on records only through clipped sums with noise.
+
+    The function is traced, not run. Shown is: every path from the records to a result that is not
+    named private goes through per-record values, a clip of their norms or bounds on their entries,
+    a sum over the records, and normal noise of at least the declared scale; every key is used once;
+    no branch, loop, callback or constant depends on the records. The rules are in the how-to "Check
+    a program".
+
+    Args:
+      step: any function that JAX can trace, such as one step of training.
+      *args: of one call. Arrays that are not records are public, and their values are used (a
+        learning rate, the state of a schedule).
+      records: position of the argument, or of those, whose arrays have one row for each record.
+      noise_multiplier: declared: standard deviation of the noise over the clip bound.
+      adjacency: under ``"add_remove"`` no constant may depend on the number of records.
+      private_outputs: beginnings of the paths of outputs that are not published, as
+        `jax.tree_util.keystr` writes them: ``"[1]"`` is the second element of a tuple.
+
+    Returns:
+      The verdict: ``"shown"``, ``"violated"`` or ``"not decided"``, with reasons and lines.
+
+    Raises:
+      TypeError: an argument of another type.
+      ValueError: no record, arrays of different length, or a position that is none.
+
+    >>> def step(key, w, x, scale=1.0):
+    ...     gradients = jax.vmap(jax.grad(lambda w, x: jnp.vdot(w, x) ** 2), (None, 0))(w, x)
+    ...     norms = jnp.linalg.norm(gradients, axis=1, keepdims=True)
+    ...     total = jnp.sum(gradients / jnp.maximum(1, norms), axis=0)
+    ...     return w - 0.1 * (total + 2 * scale * jax.random.normal(key, total.shape))
+    >>> args, given = (jax.random.key(0), jnp.ones(3), jnp.ones((5, 3))), {"records": 2}
+    >>> given |= {"noise_multiplier": 2.0, "adjacency": "add_remove"}
+    >>> check_program(step, *args, **given).verdict
+    'shown'
+    >>> check_program(lambda *args: step(*args, scale=0.5), *args, **given).verdict
+    'violated'
+    """
+    check_function("step", step, *(f"argument {i}" for i in range(len(args))))
+    check_non_negative("noise_multiplier", noise_multiplier)
+    check_adjacency(adjacency)
+    positions = (records,) if isinstance(records, int) else tuple(records)
+    for position in positions:
+        allowed = f"the position of an argument, 0 to {len(args) - 1}"
+        check(as_count("records", position, 0) < len(args), "records", position, allowed)
+    check(bool(positions), "records", records, "at least one position")
+    lengths = {np.shape(leaf)[:1] for i in positions for leaf in jax.tree.leaves(args[i])}
+    check(
+        len(lengths) == 1 and lengths != {()},
+        "records",
+        sorted(lengths),
+        "arrays of one length, the number of records",
+    )
+    ((length,),) = lengths
+    check(length > 1, "records", length, "at least two records")
+
+    # The program, and the abstract values of its arguments.
+    program, outputs = jax.make_jaxpr(step, return_shape=True)(*args)
+    analysis = _Analysis(length)
+    inputs = [
+        analysis.argument(leaf, is_record=position in positions)
+        for position, argument in enumerate(args)
+        for leaf in jax.tree.leaves(argument)
+    ]
+    consts = [analysis.closed_over(const) for const in program.consts]
+    values = analysis.run(program, inputs, consts)
+
+    # What reaches the outputs that are published.
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(outputs)]
+    published, names = [], []
+    for path, value in zip(paths, values, strict=True):
+        is_private = any(path.startswith(beginning) for beginning in private_outputs)
+        names.append(None if is_private else path or "the result")
+        if names[-1] is not None:
+            published.append(value)
+            analysis.check_output(names[-1], value)
+    analysis.check_keys(values)
+    analysis.check_randomness(published)
+    if adjacency == "add_remove":
+        analysis.check_length(step, args, positions, program, names)
+
+    # The noise of all releases together, against that declared.
+    found = analysis.noise_multiplier()
+    if found < noise_multiplier * (1 - _TOLERANCE):
+        analysis.report(
+            True,
+            f"the noise multiplier is {found:.4g}, less than the {noise_multiplier:g} declared",
+            ", ".join(dict.fromkeys(release.where for release in analysis.releases)),
+        )
+    findings = tuple(analysis.findings)
+    verdict: Verdict = "shown"
+    if findings:
+        verdict = "violated" if any(one.is_violation for one in findings) else "not decided"
+    return ProgramReport(
+        verdict=verdict,
+        findings=findings,
+        noise_multiplier=found,
+        declared=float(noise_multiplier),
+        adjacency=adjacency,
+        num_releases=sum(release.repeats for release in analysis.releases),
+        trusted=tuple(sorted(analysis.trusted)),
+        private=tuple(private_outputs),
+    )
+
+
+class _Release(NamedTuple):
+    """A sum over records to which normal noise was added."""
+
+    blocks: tuple[Any, ...]  # coefficients of the sums in each block of coordinates
+    deviation: float
+    noise: frozenset[tuple[int, tuple[int, int] | None]]  # the draws and their ranges
+    repeats: int
+    where: str
+
+
+@dataclass
+class _Analysis:
+    """One evaluation of a program with abstract values.
+
+    Attributes:
+      length: the number of records.
+      findings, releases, trusted: what was found.
+      bits: keys that random numbers were drawn from, with the lines.
+      samples: draws that per-record values depend on.
+      groups: the number of the next array, draw, sum or loop.
+    """
+
+    length: int
+    findings: list[Finding] = field(default_factory=list)
+    releases: list[_Release] = field(default_factory=list)
+    trusted: set[str] = field(default_factory=set)
+    bits: list[tuple[Key, str, int]] = field(default_factory=list)
+    samples: set[int] = field(default_factory=set)
+    numbers: Any = field(default_factory=itertools.count)
+    line: str = ""
+
+    def report(
+        self, is_violation: bool, reason: str, where: str = "", output: str | None = None
+    ) -> None:
+        """Adds a finding, or an output to one."""
+        outputs = () if output is None else (output,)
+        for index, one in enumerate(self.findings):
+            if one[:3] == (is_violation, reason, where):
+                self.findings[index] = one._replace(outputs=(*one.outputs, *outputs))
+                return
+        self.findings.append(Finding(is_violation, reason, where, outputs))
+
+    # --- Values of arguments and results -------------------------------------------------------
+
+    def argument(self, leaf: Any, *, is_record: bool) -> Value:
+        """The value of an argument's array."""
+        if is_record:
+            return self.records((0,), _dtype_facts(jnp.result_type(leaf)))
+        if _is_key(leaf):
+            span = None if np.ndim(leaf) == 0 else (0, int(np.shape(leaf)[0]))
+            return Public(key=Key(("argument", next(self.numbers)), span))
+        value = _known(leaf)
+        if _is_raw_key(leaf):
+            span = None if np.ndim(leaf) == 1 else (0, int(np.shape(leaf)[0]))
+            return Public(key=Key(("argument", next(self.numbers)), span))
+        return replace(value, constant=False)
+
+    def closed_over(self, const: Any) -> Value:
+        """The value of an array that the program closes over."""
+        if _is_key(const):
+            return Public(key=Key(("constant", next(self.numbers))), constant=True)
+        varies = np.ndim(const) > 0 and bool(np.any(np.asarray(const) != np.ravel(const)[:1]))
+        if varies and np.shape(const)[0] == self.length:
+            self.report(
+                False,
+                f"the program closes over an array of shape {np.shape(const)}, as long as the"
+                " records: arrays of records must be arguments",
+            )
+        return _known(const)
+
+    def records(
+        self,
+        axes: tuple[int, ...],
+        facts: Facts,
+        *,
+        order: Any = (),
+        draws: frozenset[int] = frozenset(),
+        each_once: frozenset[int] = frozenset(),
+        block: int = 1,
+    ) -> Records:
+        """A per-record array, whose norm gets a number if it has none."""
+        if facts.norm_of is None:
+            number = next(self.numbers)
+            facts = replace(facts, norm_of=(number, 1.0), within={**facts.within, number: 1.0})
+        self.samples |= draws
+        return Records(axes, facts, order, draws, each_once, block)
+
+    def check_output(self, path: str, value: Value) -> None:
+        """Reports records that reach an output without noise."""
+        if isinstance(value, Records):
+            self.report(True, "per-record values are returned", "", path)
+        elif isinstance(value, Sums):
+            where = ", ".join({part.where for block in value.blocks for part in block})
+            self.report(True, "a sum over the records is returned without noise", where, path)
+        elif isinstance(value, Mixed):
+            # With random numbers it may be a release that the check does not understand.
+            is_violation = value.is_decided and not value.draws
+            self.report(is_violation, value.reason, value.where, path)
+
+    def check_randomness(self, published: Iterable[Value]) -> None:
+        """Reports noise that is used twice, and noise or samples that are returned."""
+        for one, other in itertools.combinations(self.releases, 2):
+            if _parts_overlap(one.noise, other.noise):
+                where = ", ".join(dict.fromkeys([one.where, other.where]))
+                self.report(True, "the same noise is added to several sums", where)
+        noise = {draw for release in self.releases for draw, _ in release.noise}
+        for value in published:
+            if isinstance(value, Mixed):
+                continue
+            if value.draws & noise:
+                self.report(True, "the noise of a release is returned as well")
+            elif value.draws & self.samples:
+                self.report(True, "random numbers that choose or change records are returned")
+
+    def check_keys(self, outputs: Iterable[Value]) -> None:
+        """Reports keys that are used twice, constant, or returned after their use."""
+        noise = {draw for release in self.releases for draw, _ in release.noise}
+        for first, second in itertools.combinations(self.bits, 2):
+            (one, where, number), (other, other_where, other_number) = first, second
+            overlap = _overlap(one, other) if {number, other_number} & noise else False
+            if overlap is not False:
+                reason = "one key is used for two draws" if overlap else "keys may be equal"
+                self.report(overlap is True, reason, f"{where}, {other_where}")
+        for key, where, number in self.bits:
+            if key.path[0] == "constant" and number in noise:
+                self.report(True, "a key is a constant of the program", where)
+            if key.path[0] == "unknown" and number in noise:
+                self.report(False, "a key is derived in a way that is not followed", where)
+        for value in outputs:
+            if isinstance(value, Public) and value.key is not None:
+                for key, where, _ in self.bits:
+                    if _overlap(key, value.key) is not False:
+                        self.report(True, "a key is returned that was used already", where)
+
+    def check_length(
+        self,
+        step: Callable[..., PyTree],
+        args: Sequence[PyTree],
+        positions: Sequence[int],
+        program: ClosedJaxpr,
+        paths: Sequence[str | None],
+    ) -> None:
+        """Reports constants that depend on the number of records and reach a published output."""
+        longer = [
+            jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[-1:]]), argument)
+            if position in positions
+            else argument
+            for position, argument in enumerate(args)
+        ]
+        try:
+            other = jax.make_jaxpr(step)(*longer)
+        except Exception:  # the program takes one number of rows only, which is then public
+            return
+        affected = [
+            not _is_key(a) and np.shape(a) == np.shape(b) and not np.array_equal(a, b)
+            for a, b in zip(program.consts, other.consts, strict=False)
+        ]
+        if len(program.consts) != len(other.consts):
+            self.report(False, "another number of records gives another program")
+            return
+        lines: list[str] = []
+        try:
+            inputs = [*[False] * len(program.jaxpr.invars), *affected]
+            results = _length_dependent(program.jaxpr, other.jaxpr, inputs, lines)
+        except ValueError:
+            self.report(False, "another number of records gives another program")
+            return
+        for path, is_affected in zip(paths, results, strict=True):
+            if is_affected and path is not None:
+                reason = "a constant depends on the number of records, private under add_remove"
+                self.report(True, reason, lines[0] if lines else "", path)
+
+    def noise_multiplier(self) -> float:
+        """Noise over the norm by which one record moves all releases together.
+
+        A record moves sum p by a vector of norm x_p <= factor_p t_p, the t_p of one group having a
+        norm of at most 1. The squared distance of the releases, in standard deviations, is at most
+        the quadratic form of these norms with non-negative coefficients.
+        """
+        parts: dict[Part, int] = {}
+        rows = []
+        for release in self.releases:
+            for block in release.blocks:
+                for part in block:
+                    parts.setdefault(part, len(parts))
+                rows.append((block, release.deviation, release.repeats))
+        if not parts:
+            return math.inf
+        if any(not math.isfinite(part.factor) for part in parts) or any(
+            not math.isfinite(c) for block, _, _ in rows for c in block.values()
+        ):
+            return 0.0 if self._unbounded() else math.nan
+        if any(deviation <= 0 for _, deviation, _ in rows):
+            return 0.0
+        squares = np.zeros((len(parts), len(parts)))
+        for block, deviation, count in rows:
+            row = np.zeros(len(parts))
+            for part, coefficient in block.items():
+                row[parts[part]] = abs(coefficient) * part.factor / deviation
+            squares += count * np.outer(row, row)
+
+        # Sums of the same array of a group are moved together.
+        names = [(tuple(sorted(part.group)), part.one) for part in parts]
+        arrays = sorted(set(names))
+        member = np.array([[name == array for name in names] for array in arrays], float)
+        squares = member @ squares @ member.T
+        groups = [[i for i, a in enumerate(arrays) if a[0] == g] for g in {a[0] for a in arrays}]
+        total = sum(
+            np.linalg.norm(squares[np.ix_(one, other)], 2) for one in groups for other in groups
+        )
+        return float(total**-0.5)
+
+    def _unbounded(self) -> bool:
+        """Reports sums of which no bound is known; whether a run shows that there is none."""
+        for release in self.releases:
+            for block in release.blocks:
+                for part, coefficient in block.items():
+                    if not math.isfinite(part.factor):
+                        reason = "no bound is found on what one record adds to the sum"
+                        self.report(False, reason, part.where)
+                    elif not math.isfinite(coefficient):
+                        reason = "the factor of a sum is not known"
+                        self.report(False, reason, release.where)
+        return False
+
+    # --- Evaluation ----------------------------------------------------------------------------
+
+    def run(
+        self, program: ClosedJaxpr, inputs: Sequence[Value], consts: Sequence[Value]
+    ) -> list[Value]:
+        """The values of the outputs of a jaxpr."""
+        jaxpr = program.jaxpr
+        values: dict[Var, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
+        values.update(zip(jaxpr.constvars, consts, strict=True))
+
+        def read(atom: Any) -> Value:
+            return _known(atom.val) if isinstance(atom, JaxprLiteral) else values[atom]
+
+        for equation in jaxpr.eqns:
+            outputs = self.apply(equation, [read(atom) for atom in equation.invars])
+            values.update(zip(equation.outvars, outputs, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def inline(self, program: ClosedJaxpr, inputs: Sequence[Value]) -> list[Value]:
+        """The values of the outputs of a jaxpr inside another."""
+        return self.run(program, inputs, [self.closed_over(const) for const in program.consts])
+
+    def apply(self, equation: JaxprEqn, inputs: list[Value]) -> list[Value]:
+        """The values of an equation's outputs."""
+        name, where = equation.primitive.name, _where(equation) or self.line
+        self.line = where
+        private = [value for value in inputs if not isinstance(value, Public)]
+
+        # Values as they are, random numbers and keys.
+        if name in _IDENTITIES and len(inputs) == len(equation.outvars):
+            return inputs
+        if name in ("jit", "pjit"):
+            noise = self.standard_normal(equation, inputs, where)
+            if noise is not None:
+                return [noise]
+            trusted = self.trusted_sum(equation, inputs, where)
+            if trusted is not None:
+                return trusted
+        if name in _KEY_RULES and not private:
+            return [_KEY_RULES[name](self, equation, inputs, where)]
+
+        # Programs in the program.
+        if name == "scan":
+            return self.scan(equation, inputs, where)
+        if name == "while":
+            return self.while_loop(equation, inputs, where)
+        if name == "cond":
+            return self.cond(equation, inputs, where)
+        if name in _INLINED:
+            (body, *_) = bodies_of(equation)
+            if len(body.jaxpr.invars) == len(inputs):
+                return self.inline(body, inputs)
+        if equation.effects and private:
+            self.report(True, f"records reach {name}, which leaves the program", where)
+        if not equation.outvars:
+            return []
+
+        # Values that cannot be followed any further.
+        draws = frozenset().union(*(value.draws for value in inputs))
+        mixed = next((value for value in inputs if isinstance(value, Mixed)), None)
+        if mixed is not None:
+            return [replace(mixed, draws=draws) for _ in equation.outvars]
+        if any(isinstance(value, Sums) for value in inputs):
+            return self.linear(equation, inputs, where, draws)
+        if not private:
+            return self.public(equation, inputs, draws)
+        return self.per_record(equation, inputs, where, draws)
+
+    def public(self, equation: JaxprEqn, inputs: list[Value], draws: frozenset[int]) -> list[Value]:
+        """The outputs of an equation without records."""
+        values = [value for value in inputs if isinstance(value, Public)]
+        name = equation.primitive.name
+        constant = all(value.constant for value in values)
+        small = all(np.prod(aval(v).shape, dtype=float) <= _MOST_KNOWN for v in equation.outvars)
+        if small and not equation.effects and all(value.known is not None for value in values):
+            try:
+                operands = [jnp.asarray(value.known) for value in values]
+                computed = [_known(output) for output in bind(equation, operands)]
+            except Exception:  # a primitive that cannot run by itself
+                computed = []
+            if computed:
+                return [replace(value, constant=constant) for value in computed]
+
+        # A choice of which one side is always taken.
+        facts = [value.facts for value in values]
+        if name == "select_n" and facts[0].interval in ((0.0, 0.0), (1.0, 1.0)):
+            return [values[1 + int(facts[0].interval[0])]]
+
+        # Noise stays noise, and keys keys, under maps that keep their entries.
+        key = _key_after(equation, values)
+        loops = {value.loop for value in values if value.loop is not None}
+        loop = loops.pop() if len(loops) == 1 and name in _KEEPS_LOOP else None
+        outputs: list[Value] = []
+        for number, var in enumerate(equation.outvars):
+            source = number if name == "sort" else 0
+            result = _elementwise_facts(name, equation, facts)
+            if result is None:
+                result = facts[source] if name in _ENTRIES_KEPT and facts else Facts()
+            distinct = self.distinct_after(equation, values[source], number) if values else None
+            outputs.append(
+                Public(
+                    Facts(_within(result.interval, _dtype_facts(aval(var).dtype).interval)),
+                    None,
+                    draws,
+                    _normal_after(equation, values, number),
+                    key,
+                    constant,
+                    distinct,
+                    loop=loop,
+                )
+            )
+        return outputs
+
+    def distinct_after(self, equation: JaxprEqn, value: Public, number: int) -> Any:
+        """The name of an output's different entries."""
+        name, params = equation.primitive.name, equation.params
+        if value.distinct is None or name not in _KEEPS_DISTINCT:
+            return None
+        if name == "sort":
+            return next(self.numbers)
+        if name == "slice":
+            cut = params["start_indices"], params["limit_indices"], params["strides"]
+            return value.distinct, tuple(map(_hashable, cut))
+        same_size = aval(equation.outvars[number]).size == aval(equation.invars[0]).size
+        return value.distinct if same_size else None
+
+    def standard_normal(self, equation: JaxprEqn, inputs: list[Value], where: str) -> Public | None:
+        """Noise, if the equation calls `jax.random.normal` or dpjax's own."""
+        if equation.params["name"] not in ("_normal", "normal") or len(inputs) != 1:
+            return None
+        (value,) = inputs
+        if not isinstance(value, Public) or not _is_normal(equation):
+            return None
+        number = self.draw(value, where)
+        return Public(draws=frozenset([number]), normal=Normal(frozenset([(number, None)]), 1.0))
+
+    def draw(self, key: Value, where: str) -> int:
+        """The number of a draw from a key."""
+        number = next(self.numbers)
+        used = key.key if isinstance(key, Public) else None
+        self.bits.append((used or Key(("unknown", number)), where, number))
+        return number
+
+    def trusted_sum(
+        self, equation: JaxprEqn, inputs: list[Value], where: str
+    ) -> list[Value] | None:
+        """The outputs of a function of dpjax that is trusted, and not analysed."""
+        name = equation.params["name"]
+        if name not in _TRUSTED or not _is_own(equation):
+            return None
+        draws = frozenset().union(*(value.draws for value in inputs))
+        if name == "batch_of_draw":
+            self.trusted.add(_TRUSTED[name])
+            batch = ("batch", next(self.numbers))
+            facts = Facts((0.0, float(jnp.iinfo(jnp.int32).max)))
+            return [Public(facts, draws=draws, distinct=batch), Public(draws=draws, mask_of=batch)]
+        body = body_of(equation).jaxpr
+        marks = [
+            inner
+            for inner in equations_at_any_depth(body)
+            if inner.primitive.name in ("jit", "pjit") and inner.params["name"] == "sum_of_clipped"
+        ]
+        bounds = {
+            float(atom.val)
+            for inner in marks
+            for atom in inner.invars[:1]
+            if isinstance(atom, JaxprLiteral) and float(atom.val) > 0
+        }
+        private = [value for value in inputs if not isinstance(value, Public)]
+        if not private or not marks:
+            return None
+        if any(
+            not isinstance(one, Records) or one.axes != (0,) or one.block > 1 for one in private
+        ):
+            return None
+        self.trusted.add(_TRUSTED[name])
+
+        # Rows of padding repeat records: their mask must be among the arguments.
+        masks = {value.mask_of for value in inputs if isinstance(value, Public)}
+        if any(_batch_of(value) not in {None, *masks} for value in private):
+            return None
+        self.samples |= draws
+
+        # The sums are moved by the clip bound together; the rest is private.
+        bound = bounds.pop() if len(bounds) == 1 else math.inf
+        last = [inner for inner in body.eqns if inner in marks]
+        summed = {var for inner in last for var in inner.outvars}
+        group = frozenset(next(self.numbers) for _ in summed)
+        members = iter(sorted(group))
+        reached = _reached(body, [isinstance(value, Records) for value in inputs])
+        results: list[Value] = []
+        for var, is_reached in zip(body.outvars, reached, strict=True):
+            if var in summed:
+                part = Part(next(self.numbers), group, next(members), bound, frozenset(), where)
+                results.append(Sums(({part: 1.0},)))
+            elif is_reached:
+                reason = f"statistics of the batch that {_TRUSTED[name]} returns are private"
+                results.append(Mixed(reason, where, True, draws))
+            else:
+                results.append(Public(draws=draws))
+        return results
+
+    # --- Sums ----------------------------------------------------------------------------------
+
+    def linear(
+        self, equation: JaxprEqn, inputs: list[Value], where: str, draws: frozenset[int]
+    ) -> list[Value]:
+        """The outputs of an equation with sums over records: linear maps, and noise."""
+        name, shape = equation.primitive.name, aval(equation.outvars[0]).shape
+        mixed = Mixed(f"a sum over the records enters {name}", where, True, draws)
+        first = inputs[0]
+
+        if name in ("add", "add_any", "sub"):
+            sign = -1.0 if name == "sub" else 1.0
+            terms = [self.as_sums(value, where) for value in inputs]
+            for term, other, times in ((terms[0], inputs[1], 1.0), (terms[1], inputs[0], sign)):
+                if not isinstance(other, Public) or term is None:
+                    continue
+                sums = term.scaled(times)
+                if other.normal is None:
+                    return [replace(sums, draws=draws)]
+                if sums.carried or any(aval(v).shape != shape for v in equation.invars):
+                    return [replace(sums, draws=draws)]
+                noise = other.normal
+                self.releases.append(_Release(sums.blocks, noise.deviation, noise.parts, 1, where))
+                return [Public()]
+            if terms[0] is None or terms[1] is None:
+                return [mixed]
+            return [replace(terms[0].plus(terms[1].scaled(sign)), draws=draws)]
+
+        if name in ("mul", "div"):
+            summed, factor = (first, inputs[1]) if isinstance(first, Sums) else (inputs[1], first)
+            if not isinstance(summed, Sums) or not isinstance(factor, Public):
+                return [mixed]
+            if name == "div" and summed is not first:
+                return [mixed]
+            facts = factor.facts if name == "mul" else _values.inverted(factor.facts)
+            low, high = facts.interval
+            return [replace(summed.scaled(low if low == high else facts.magnitude), draws=draws)]
+
+        if name == "neg" and isinstance(first, Sums):
+            return [replace(first.scaled(-1.0), draws=draws)]
+        is_moved = name in _SAME_ENTRIES and all(isinstance(one, Public) for one in inputs[1:])
+        if is_moved and isinstance(first, Sums):
+            return [replace(first, draws=draws) for _ in equation.outvars]
+        if name == "broadcast_in_dim" and isinstance(first, Sums):
+            before, after = np.prod(aval(equation.invars[0]).shape), np.prod(shape)
+            return [replace(first.scaled(math.sqrt(after / max(before, 1))), draws=draws)]
+        if name == "reduce_sum" and isinstance(first, Sums):
+            before = np.prod(aval(equation.invars[0]).shape)
+            return [replace(first.scaled(math.sqrt(before / max(np.prod(shape), 1))), draws=draws)]
+        sums_of = [value for value in inputs if isinstance(value, Sums)]
+        if name in ("concatenate", "stack") and not any(value.carried for value in sums_of):
+            blocks = tuple(block for value in sums_of for block in value.blocks)
+            known = all(isinstance(value, Sums | Public) for value in inputs)
+            return [Sums(blocks, draws=draws) if known else mixed]
+        if name == "select_n" and isinstance(first, Public):
+            cases = inputs[1:]
+            if all(_is_zero(value) or isinstance(value, Sums) for value in cases):
+                sums_only = [value for value in cases if isinstance(value, Sums)]
+                if len(sums_only) == 1:
+                    return [replace(sums_only[0], draws=draws)]
+        return [mixed for _ in equation.outvars]
+
+    def as_sums(self, value: Value, where: str) -> Sums | None:
+        """A per-record value of a loop over the records as a term of the sum that it carries."""
+        if isinstance(value, Sums):
+            return value
+        if isinstance(value, Records) and value.axes == ():
+            return self.sum_of(value, where, 1)
+        return Sums(({},)) if isinstance(value, Public) else None
+
+    def sum_of(self, value: Records, where: str, size: int) -> Sums:
+        """The sum over the records of a per-record array of ``size`` entries for each."""
+        facts, number = value.facts, next(self.numbers)
+        choices: list[tuple[Group, int, float]] = [
+            (group, one, factor) for group, (one, factor) in facts.clipped.items()
+        ]
+        choices.sort(key=lambda choice: (-len(choice[0]), choice[2]))
+        own = facts.magnitude * math.sqrt(size)
+        if _batch_of(value) is not None:  # padding repeats records
+            choices, own = [], math.inf
+        if choices and not (own < choices[0][2] and len(choices[0][0]) == 1):
+            group, one, factor = choices[0]
+        else:
+            group, one, factor = frozenset([number]), number, own
+        part = Part(number, group, one, factor, value.each_once, where)
+        return Sums(({part: 1.0},), draws=value.draws)
+
+    # --- Per-record values ---------------------------------------------------------------------
+
+    def per_record(
+        self, equation: JaxprEqn, inputs: list[Value], where: str, draws: frozenset[int]
+    ) -> list[Value]:
+        """The outputs of an equation with per-record arrays."""
+        name = equation.primitive.name
+        arrays = [value for value in inputs if isinstance(value, Records)]
+        if name == "dynamic_slice":
+            row = self.row_of(equation, inputs)
+            if row is not None:
+                return [row]
+        orders = {(value.order, value.each_once) for value in arrays}
+        undecided = Mixed(f"the check does not follow {name}", where, False, draws)
+        mixing = Mixed(f"{name} mixes the records", where, True, draws)
+        if len(orders) > 1:
+            reason = f"{name} combines records at different positions"
+            return [replace(mixing, reason=reason) for _ in equation.outvars]
+        ((order, each_once),) = orders
+        try:
+            # Of one record, in a loop over the records, nothing can be mixed.
+            single = all(value.axes == () for value in arrays)
+            result = _Axes(()) if single else _axes_after(equation, inputs)
+        except _Mixing:
+            return [mixing for _ in equation.outvars]
+        if result is None or (bodies_of(equation) and not name.startswith("scatter")):
+            return [undecided for _ in equation.outvars]
+
+        # Facts of the entries.
+        facts = [_facts_of(value) for value in inputs]
+        outputs: list[Value] = []
+        for number, var in enumerate(equation.outvars):
+            axes = result.axes
+            found = _elementwise_facts(name, equation, facts)
+            if found is None:
+                found = _structural_facts(equation, facts, inputs, number)
+            found = replace(
+                found, interval=_within(found.interval, _dtype_facts(aval(var).dtype).interval)
+            )
+            dtype = aval(var).dtype
+            if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
+                # Half precision rounds norms and factors.
+                error = float(jnp.finfo(dtype).eps)
+                found = replace(found.scaled(1 - error, 1 + error), interval=found.interval)
+
+            # A sum over all records, or another per-record array.
+            if result.is_sum:
+                value = Records(arrays[0].axes, found, order, draws, each_once)
+                outputs.append(self.sum_of(value, where, math.prod(aval(var).shape)))
+                continue
+            per_row = math.prod(n for axis, n in enumerate(aval(var).shape) if axis not in axes)
+            per_row *= result.block
+            if per_row == 1:
+                square = {**found.square, **found.total}
+                found = replace(found, square=square, total={**found.total, **found.square})
+            new_order = order if result.order is None else (result.order, order)
+            outputs.append(
+                self.records(
+                    axes,
+                    found,
+                    order=new_order,
+                    draws=draws,
+                    each_once=each_once,
+                    block=result.block,
+                )
+            )
+        return outputs
+
+    def row_of(self, equation: JaxprEqn, inputs: Sequence[Value]) -> Records | None:
+        """The record at the position that a loop counts, if the slice is that."""
+        array, out = inputs[0], aval(equation.outvars[0]).shape
+        if not isinstance(array, Records) or len(array.axes) != 1 or array.block != 1:
+            return None
+        (axis,) = array.axes
+        index, others = inputs[1 + axis], [*inputs[1 : 1 + axis], *inputs[2 + axis :]]
+        if not isinstance(index, Public) or index.loop is None or out[axis] != 1:
+            return None
+        low, high = index.facts.interval
+        inside = low >= 0 and high <= aval(equation.invars[0]).shape[axis] - 1
+        if not inside or not all(_is_zero(other) for other in others):
+            return None
+        once = array.each_once | {index.loop}
+        return self.records((), array.facts, order=array.order, draws=array.draws, each_once=once)
+
+    # --- Loops and branches --------------------------------------------------------------------
+
+    def scan(self, equation: JaxprEqn, inputs: list[Value], where: str) -> list[Value]:
+        """The outputs of a scan: carried values that are sums over the records, or public."""
+        scan, uid = read_scan(equation), next(self.numbers)
+        consts = inputs[: scan.num_consts]
+        carried = list(inputs[scan.num_consts : scan.num_consts + scan.num_carry])
+        arrays = inputs[scan.num_consts + scan.num_carry :]
+        draws = frozenset().union(*(value.draws for value in inputs))
+        undecided = Mixed("the check does not follow this loop", where, False, draws)
+        if any(isinstance(value, Mixed) for value in inputs):
+            mixed = next(value for value in inputs if isinstance(value, Mixed))
+            return [replace(mixed, draws=draws) for _ in equation.outvars]
+
+        # One row of each array; every record is in one iteration only, if its axis is scanned.
+        rows: list[Value] = []
+        for value in arrays:
+            if isinstance(value, Records) and value.block > 1:
+                return [undecided for _ in equation.outvars]
+            if isinstance(value, Records):
+                if 0 in value.axes:
+                    axes = tuple(axis - 1 for axis in value.axes if axis)
+                    once = value.each_once | {uid}
+                    facts = value.facts
+                else:
+                    axes, once = tuple(axis - 1 for axis in value.axes), value.each_once
+                    facts = replace(value.facts, norm_of=None, clipped={}, within={}, total={})
+                rows.append(
+                    self.records(axes, facts, order=value.order, draws=value.draws, each_once=once)
+                )
+            elif isinstance(value, Public):
+                key = value.key
+                if key is not None and key.span is not None:
+                    key = Key((*key.path, ("each", uid, *key.span)))
+                distinct = value.known is not None and _rows_differ(value.known)
+                loop = uid if distinct else None
+                rows.append(Public(value.facts, None, value.draws, None, key, loop=loop))
+            else:
+                return [undecided for _ in equation.outvars]
+
+        # Carried values: public, or sums of which the loop's own is a term.
+        body = scan.body
+        counters = _counters(body.jaxpr, scan.num_consts, scan.num_carry)
+        kinds = ["sum" if isinstance(value, Sums) else "public" for value in carried]
+        for value in carried:
+            if isinstance(value, Records):
+                return [undecided for _ in equation.outvars]
+        for _ in range(scan.num_carry + 1):
+            saved = self._lengths()
+            inside: list[Value] = []
+            for position, (kind, value) in enumerate(zip(kinds, carried, strict=True)):
+                if kind == "sum":
+                    inside.append(Sums(({},), {(uid, position): 1.0}))
+                else:
+                    assert isinstance(value, Public)
+                    key = (
+                        None
+                        if value.key is None
+                        else Key(("carried", uid, position), value.key.span)
+                    )
+                    facts, loop = Facts(), None
+                    if position in counters:
+                        steps = (0.0, counters[position] * (scan.length - 1))
+                        last = (min(steps), max(steps))
+                        facts, loop = Facts(_values.plus(value.facts.interval, last)), uid
+                    inside.append(Public(facts, draws=value.draws, key=key, loop=loop))
+            outputs = self.inline(body, [*consts, *inside, *rows])
+            after = outputs[: scan.num_carry]
+            changed = [
+                position
+                for position, (kind, value) in enumerate(zip(kinds, after, strict=True))
+                if kind == "public" and not isinstance(value, Public)
+            ]
+            if not changed:
+                break
+            failed = [after[position] for position in changed if isinstance(after[position], Mixed)]
+            if failed:
+                return [failed[0] for _ in equation.outvars]
+            for position in changed:
+                kinds[position] = "sum"
+            self._undo(saved)
+
+        # Keys of the body, used once in every iteration.
+        for key, line, _ in self.bits[saved["bits"] :]:
+            varies = any(isinstance(step, tuple) and uid in step for step in key.path)
+            varies = varies or key.path[:2] == ("carried", uid)
+            if not varies and scan.length > 1 and key.path[0] != "unknown":
+                self.report(True, "a key is used in every iteration of a loop", line)
+        for value in after:
+            if isinstance(value, Public) and value.key is not None:
+                for key, line, _ in self.bits[saved["bits"] :]:
+                    if _overlap(key, value.key) is not False:
+                        self.report(True, "the loop goes on with a key that was used already", line)
+
+        # Releases of the body are repeated.
+        for index in range(saved["releases"], len(self.releases)):
+            release = self.releases[index]
+            if scan.length > 1 and any(draw < uid for draw, _ in release.noise):
+                reason = "the same noise is added in every iteration of a loop"
+                self.report(True, reason, release.where)
+            self.releases[index] = release._replace(repeats=release.repeats * scan.length)
+
+        # Sums after all iterations.
+        results: list[Value] = []
+        for position, (kind, before, value) in enumerate(zip(kinds, carried, after, strict=True)):
+            if kind == "public":
+                results.append(self.after_loop(value, before.draws))
+                continue
+            start = self.as_sums(before, where)
+            end = self.as_sums(value, where)
+            if end is None or start is None:
+                results.append(value if isinstance(value, Mixed) else undecided)
+                continue
+            own = end.carried.get((uid, position), 0.0)
+            others = {p: c for p, c in end.carried.items() if p != (uid, position)}
+            if others or not 0 <= own <= 1:
+                # Sums of other carried values, as in compensated summation, cancel or not.
+                results.append(undecided)
+                continue
+            blocks = tuple(
+                {part: c * (1 if uid in part.once else scan.length) for part, c in block.items()}
+                for block in end.blocks
+            )
+            results.append(start.plus(Sums(blocks, draws=end.draws)))
+        for value, var in zip(
+            outputs[scan.num_carry :], equation.outvars[scan.num_carry :], strict=True
+        ):
+            results.append(self._stacked(value, var, uid, scan.length, undecided))
+        return results
+
+    def after_loop(self, value: Value, draws: frozenset[int]) -> Public:
+        """A public value after a loop that carried it."""
+        assert isinstance(value, Public)
+        key = None
+        if value.key is not None:
+            key = Key(("carried out", next(self.numbers)), value.key.span)
+        return Public(draws=value.draws | draws, key=key)
+
+    def _stacked(self, value: Value, var: Any, uid: int, length: int, undecided: Mixed) -> Value:
+        """The values of all iterations, one after another."""
+        if isinstance(value, Public):
+            return Public(value.facts, None, value.draws)
+        if isinstance(value, Mixed):
+            return value
+        if isinstance(value, Records) and uid in value.each_once:
+            axes = (0, *(axis + 1 for axis in value.axes))
+            if axes == tuple(range(len(axes))):
+                facts = value.facts
+                return self.records(
+                    axes,
+                    facts,
+                    order=value.order,
+                    draws=value.draws,
+                    each_once=value.each_once - {uid},
+                )
+        return undecided
+
+    def _lengths(self) -> dict[str, int]:
+        return {name: len(getattr(self, name)) for name in ("findings", "releases", "bits")}
+
+    def _undo(self, lengths: dict[str, int]) -> None:
+        for name, length in lengths.items():
+            del getattr(self, name)[length:]
+
+    def while_loop(self, equation: JaxprEqn, inputs: list[Value], where: str) -> list[Value]:
+        """The outputs of a loop whose length is not known: without records only."""
+        draws = frozenset().union(*(value.draws for value in inputs))
+        num_consts = equation.params["cond_nconsts"] + equation.params["body_nconsts"]
+        if any(not isinstance(value, Public) for value in inputs):
+            condition, body = equation.params["cond_jaxpr"], equation.params["body_jaxpr"]
+            private = [not isinstance(value, Public) for value in inputs]
+            of_condition = equation.params["cond_nconsts"]
+            carried = private[num_consts:]
+            body_consts = private[of_condition:num_consts]
+            for _ in range(len(carried) + 1):
+                reached = _reached(body.jaxpr, [*body_consts, *carried])
+                carried = [a or b for a, b in zip(carried, reached, strict=True)]
+            if any(_reached(condition.jaxpr, [*private[:of_condition], *carried])):
+                reason = "the number of iterations of a loop depends on the records"
+                self.report(True, reason, where)
+            undecided = Mixed("the check does not follow this loop", where, False, draws)
+            return [undecided if is_private else Public(draws=draws) for is_private in carried]
+        uid, saved = next(self.numbers), len(self.bits)
+        body = equation.params["body_jaxpr"]
+        counters = _counters(body.jaxpr, equation.params["body_nconsts"], len(inputs) - num_consts)
+        inside = []
+        for position, value in enumerate(inputs[num_consts:]):
+            assert isinstance(value, Public)
+            key = None
+            if value.key is not None:
+                key = Key(("carried", uid, position), value.key.span)
+            loop = uid if position in counters else None
+            inside.append(Public(draws=value.draws, key=key, loop=loop))
+        consts = inputs[equation.params["cond_nconsts"] : num_consts]
+        outputs = self.inline(body, [*consts, *inside])
+        for key, line, _ in self.bits[saved:]:
+            varies = key.path[:2] == ("carried", uid) or any(
+                isinstance(step, tuple) and uid in step for step in key.path
+            )
+            if not varies and key.path[0] != "unknown":
+                self.report(False, "a key may be used in every iteration of a loop", line)
+        draws = frozenset().union(draws, *(value.draws for value in outputs))
+        return [self.after_loop(value, draws) for value in outputs]
+
+    def cond(self, equation: JaxprEqn, inputs: list[Value], where: str) -> list[Value]:
+        """The outputs of one of several branches."""
+        choice, operands = inputs[0], inputs[1:]
+        branches = bodies_of(equation)
+        draws = frozenset().union(*(value.draws for value in inputs))
+        if not isinstance(choice, Public):
+            reason = "which branch is taken depends on the records"
+            self.report(True, reason, where)
+            return [Mixed(reason, where, True, draws) for _ in equation.outvars]
+        if choice.known is not None:
+            taken = branches[int(np.clip(choice.known, 0, len(branches) - 1))]
+            return self.inline(taken, operands)
+        results = [self.inline(branch, operands) for branch in branches]
+        joined: list[Value] = []
+        for values in zip(*results, strict=True):
+            draws = frozenset().union(*(value.draws for value in values)) | choice.draws
+            if all(isinstance(value, Public) for value in values):
+                joined.append(Public(draws=draws))
+            else:
+                joined.append(Mixed("the check does not follow this branch", where, False, draws))
+        return joined
+
+
+class _Mixing(Exception):
+    """An equation whose outputs depend on several records."""
+
+
+class _Axes(NamedTuple):
+    """Where the records are in the outputs of an equation.
+
+    Attributes:
+      axes: that index the records, of each output alike.
+      is_sum: whether the outputs are sums over all records.
+      order: the new order of the records, if it changes.
+      block: how many entries of the axis in a row are of one record.
+    """
+
+    axes: tuple[int, ...]
+    is_sum: bool = False
+    order: Any = None
+    block: int = 1
+
+
+# Primitives of one operand whose output is that operand.
+_IDENTITIES = {
+    "copy", "copy_p", "stop_gradient", "optimization_barrier", "sharding_constraint", "name",
+    "pvary", "device_put", "random_clone",
+}  # fmt: skip
+_INLINED = {
+    "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call",
+    "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_vmap_call",
+}  # fmt: skip
+_ELEMENTWISE = {
+    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
+    "bitcast_convert_type", "cbrt", "ceil", "clamp", "conj", "convert_element_type", "cos", "cosh",
+    "digamma", "div", "eq", "eq_to", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor",
+    "ge", "gt", "imag", "integer_pow", "is_finite", "le", "le_to", "lgamma", "log", "log1p",
+    "logistic", "lt", "lt_to", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or",
+    "polygamma", "population_count", "pow", "real", "reduce_precision", "rem", "round", "rsqrt",
+    "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin",
+    "sinh", "sqrt", "square", "sub", "tan", "tanh", "xor",
+}  # fmt: skip
+_RANGES = {
+    "tanh": (-1.0, 1.0), "sin": (-1.0, 1.0), "cos": (-1.0, 1.0), "sign": (-1.0, 1.0),
+    "erf": (-1.0, 1.0), "logistic": (0.0, 1.0), "exp": (0.0, math.inf), "exp2": (0.0, math.inf),
+    "erfc": (0.0, 2.0), "expm1": (-1.0, math.inf), "cosh": (1.0, math.inf),
+    "atan": (-math.pi / 2, math.pi / 2), "population_count": (0.0, 64.0),
+}  # fmt: skip
+# Primitives that move entries without changing them.
+_MOVES = {
+    "reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "slice", "rev",
+    "dynamic_slice", "split",
+}  # fmt: skip
+_ENTRIES_KEPT = _MOVES | {"reduce_max", "reduce_min", "cummax", "cummin", "sort", "gather"}
+_SAME_ENTRIES = {"reshape", "transpose", "squeeze", "expand_dims", "slice", "rev", "split"} | {
+    "dynamic_slice", "convert_element_type", "copy", "real",
+}  # fmt: skip
+_KEEPS_DISTINCT = {
+    "reshape",
+    "squeeze",
+    "expand_dims",
+    "slice",
+    "sort",
+    "convert_element_type",
+    "broadcast_in_dim",
+}
+_KEEPS_LOOP = {"add", "sub", "convert_element_type", "reshape", "squeeze", "broadcast_in_dim"}
+_REDUCTIONS = {
+    "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or",
+    "reduce_xor", "argmax", "argmin",
+}  # fmt: skip
+_CUMULATIVE = {"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"}
+_MATRICES = {"cholesky", "triangular_solve", "lu", "qr", "eigh", "svd", "householder_product"}
+_COMPARISONS = {"gt": "gt", "ge": "gt", "lt": "lt", "le": "lt", "gt_to": "gt", "lt_to": "lt"}
+# Functions of dpjax whose sums are moved by the clip bound, as their own tests show.
+_TRUSTED = {
+    "clipped_sum_and_info": "dpjax.clipped_grad",
+    "sum_of_draw": "the sum over a sampled batch of dpjax.training",
+    "batch_of_draw": "the samplers of dpjax.sampling",
+}
+
+
+# --- Facts of entries --------------------------------------------------------------------------
+
+
+def _elementwise_facts(name: str, equation: JaxprEqn, facts: Sequence[Facts]) -> Facts | None:
+    """Facts of an output of an elementwise primitive; `None` of another one."""
+    if name not in _ELEMENTWISE:
+        return None
+    first = facts[0]
+    if name == "mul":
+        same = equation.invars[0] is equation.invars[1]
+        return _values.squared(first) if same else _values.multiplied(first, facts[1])
+    if name == "square" or (name == "integer_pow" and equation.params["y"] == 2):
+        return _values.squared(first)
+    if name == "integer_pow" and equation.params["y"] == -1:
+        return _values.inverted(first)
+    if name == "div":
+        return _values.multiplied(first, _values.inverted(facts[1]))
+    if name in ("add", "add_any"):
+        return _values.added(first, facts[1])
+    if name == "sub":
+        low, high = facts[1].interval
+        return Facts(_values.plus(first.interval, (-high, -low)))
+    if name == "sqrt":
+        return _values.root(first)
+    if name == "rsqrt":
+        return _values.inverted(_values.root(first))
+    if name == "pow" and len(facts) > 1 and facts[1].interval[0] == facts[1].interval[1]:
+        power = facts[1].interval[0]
+        if power == 2:
+            return _values.squared(first)
+        if abs(power) == 0.5 and first.interval[0] >= 0:
+            result = _values.root(first)
+            return result if power > 0 else _values.inverted(result)
+        if power == -1:
+            return _values.inverted(first)
+    if name == "max":
+        return _values.larger(first, facts[1])
+    if name == "min":
+        return _values.lesser(first, facts[1])
+    if name == "clamp":
+        return _values.lesser(_values.larger(facts[1], first), facts[2])
+    if name == "neg":
+        low, high = first.interval
+        kept = replace(first, interval=(-high, -low), total={}, square={}, norm={}, smaller={})
+        return kept
+    if name == "abs":
+        low, high = first.interval
+        least = max(low, -high, 0.0)
+        return replace(first, interval=(least, first.magnitude), smaller={})
+    if name in ("convert_element_type", "real", "conj", "reduce_precision"):
+        dtype = aval(equation.outvars[0]).dtype
+        if jnp.issubdtype(dtype, jnp.inexact) or jnp.issubdtype(dtype, jnp.bool_):
+            return first
+        return Facts(first.interval if math.isfinite(first.magnitude) else _values.REALS)
+    if name == "is_finite":
+        return Facts((1.0, 1.0))
+    if name in ("eq", "ne"):
+        same = equation.invars[0] is equation.invars[1]
+        if same or any(math.isinf(f.interval[0]) and f.interval[0] == f.interval[1] for f in facts):
+            answer = float(same == (name == "eq"))
+            return Facts((answer, answer))
+        return Facts((0.0, 1.0))
+    if name in _COMPARISONS and len(facts) > 1:
+        small, large = (facts[1], first) if _COMPARISONS[name] == "gt" else (first, facts[1])
+        always = small.interval[1] < large.interval[0]
+        never = small.interval[0] > large.interval[1] or (
+            name in ("gt", "lt") and small.interval[0] >= large.interval[1]
+        )
+        interval = (float(always), float(not never))
+        return Facts(interval, smaller={True: ((small, large),), False: ((large, small),)})
+    if name == "select_n" and first.interval[0] == first.interval[1]:
+        return facts[1 + int(first.interval[0])]
+    if name == "select_n" and len(facts) == 3:
+        return _values.chosen(first, {False: facts[1], True: facts[2]})
+    if name in ("floor", "ceil", "round"):
+        low, high = first.interval
+        return Facts((low - 1, high + 1))
+    if name == "log" and first.interval[0] > 0:
+        low, high = first.interval
+        return Facts((math.log(low), math.log(high) if math.isfinite(high) else math.inf))
+    return Facts(_RANGES.get(name, _values.REALS))
+
+
+def _structural_facts(
+    equation: JaxprEqn, facts: Sequence[Facts], inputs: Sequence[Value], number: int
+) -> Facts:
+    """Facts of an output of a primitive that moves, adds or multiplies entries."""
+    name, out = equation.primitive.name, aval(equation.outvars[number]).shape
+    first, before = facts[0], aval(equation.invars[0]).shape
+    if name in _MOVES and isinstance(inputs[0], Records):
+        repeats = max(1.0, math.prod(out) / max(math.prod(before), 1))
+        kept = math.prod(out) == math.prod(before)
+        moved = replace(
+            first, total=first.total if kept or repeats > 1 else {}, smaller=first.smaller
+        )
+        if name in ("slice", "dynamic_slice", "split", "rev") or repeats > 1:
+            moved = replace(moved, norm_of=None)
+        if repeats > 1:
+            scale = math.sqrt(repeats)
+            grown = first.scaled(1.0, scale)
+            moved = replace(moved, within=grown.within, clipped=grown.clipped)
+        return moved
+    if name == "reduce_sum":
+        terms = math.prod(before[axis] for axis in equation.params["axes"])
+        records = inputs[0].axes if isinstance(inputs[0], Records) else ()
+        if set(records) <= set(equation.params["axes"]):
+            terms //= math.prod(before[axis] for axis in records)
+        low, high = first.interval
+        grown = first.scaled(1.0, math.sqrt(terms))
+        return Facts(
+            _values.times((low, high), (float(terms), float(terms))),
+            grown.within,
+            first.norm_of if terms == 1 else None,
+            grown.clipped,
+            first.total if low >= 0 else {},
+            first.square if low >= 0 else {},
+            first.norm if low >= 0 else {},
+            {group: k * terms for group, k in first.inverse.items()},
+        )
+    if name == "dot_general":
+        return _product_facts(equation, facts, inputs)
+    if name in ("concatenate", "stack", "pad", "dynamic_update_slice"):
+        ends = [fact.interval for fact in facts[: 1 if name == "pad" else None]]
+        if name == "dynamic_update_slice":
+            ends = ends[:2]
+        if name == "pad":
+            ends.append(facts[1].interval)
+        return Facts((min(low for low, _ in ends), max(high for _, high in ends)))
+    if name in _ENTRIES_KEPT and name != "gather":
+        return Facts(first.interval)
+    return Facts()
+
+
+def _product_facts(equation: JaxprEqn, facts: Sequence[Facts], inputs: Sequence[Value]) -> Facts:
+    """Facts of a product: the squared norm of an array, or products of the records' entries."""
+    (contracted, batch) = equation.params["dimension_numbers"]
+    shapes = [aval(atom).shape for atom in equation.invars]
+    records = [value.axes if isinstance(value, Records) else () for value in inputs]
+    terms = math.prod(shapes[0][axis] for axis in contracted[0] if axis not in records[0])
+    size = float(terms)
+    if equation.invars[0] is equation.invars[1] and isinstance(inputs[0], Records):
+        same = tuple(contracted[0]) == tuple(contracted[1]) and set(batch[0]) == set(records[0])
+        if same and len(shapes[0]) == len(contracted[0]) + len(batch[0]) and facts[0].norm_of:
+            array, factor = facts[0].norm_of
+            return Facts((0.0, math.inf), total={frozenset([array]): factor**2})
+    interval = _values.times(_values.times(facts[0].interval, facts[1].interval), (size, size))
+
+    # A factor for each record, times its array.
+    dims = [len(shape) for shape in shapes]
+    if set(records[0]) <= set(contracted[0]) or set(records[1]) <= set(contracted[1]):
+        if any(dims[i] == len(contracted[i]) and terms == 1 for i in (0, 1)):
+            return _values.multiplied(facts[0], facts[1])
+
+        # Outer products of clipped arrays.
+        clipped: dict[Group, tuple[int, float]] = {}
+        for one, (array, k) in facts[0].clipped.items():
+            for other, (_, m) in facts[1].clipped.items():
+                if len(one) == len(other) == 1:
+                    clipped[one] = array, k * m
+        return Facts(interval, clipped=clipped)
+    return Facts(interval)
+
+
+# --- Axes of records ---------------------------------------------------------------------------
+
+
+def _axes_after(equation: JaxprEqn, inputs: Sequence[Value]) -> _Axes | None:
+    """Where the records are in the outputs; `None` if the primitive is not followed.
+
+    Raises:
+      _Mixing: the outputs depend on several records at once.
+    """
+    name, params = equation.primitive.name, equation.params
+    shapes = [aval(atom).shape for atom in equation.invars]
+    out = aval(equation.outvars[0]).shape
+    axes = [value.axes if isinstance(value, Records) else None for value in inputs]
+    given = [one for one in axes if one is not None]
+    first = axes[0]
+    blocks = {value.block for value in inputs if isinstance(value, Records)}
+    block = max(blocks)
+    follows_blocks = name in ("reshape", "transpose", "conv_general_dilated")
+    if blocks != {1} and not follows_blocks and (len(blocks) > 1 or name not in _ELEMENTWISE):
+        return None
+
+    if name in _ELEMENTWISE:
+        if any(one != given[0] for one in given):
+            raise _Mixing
+        same_rank = all(len(s) in (0, len(out)) for s in shapes)
+        return _Axes(given[0], block=block) if same_rank else None
+    if name in _REDUCTIONS and first is not None:
+        reduced = set(params["axes"])
+        if reduced & set(first):
+            if name != "reduce_sum" or not set(first) <= reduced:
+                raise _Mixing
+            return _Axes((), is_sum=True)
+        return _Axes(tuple(axis - sum(r < axis for r in reduced) for axis in first))
+    if name in _CUMULATIVE and first is not None:
+        if params["axis"] in first:
+            raise _Mixing
+        return _Axes(first)
+    if name == "sort":
+        if any(one != given[0] for one in given) or params["dimension"] in given[0]:
+            raise _Mixing
+        return _Axes(given[0])
+    if name == "broadcast_in_dim" and first is not None:
+        moved = tuple(params["broadcast_dimensions"][axis] for axis in first)
+        return _Axes(moved)
+    if name == "transpose" and first is not None:
+        moved = tuple(list(params["permutation"]).index(axis) for axis in first)
+        return _Axes(moved, block=block) if tuple(sorted(moved)) == moved else None
+    if name == "squeeze" and first is not None:
+        gone = params["dimensions"]
+        return _Axes(tuple(axis - sum(g < axis for g in gone) for axis in first))
+    if name == "reshape" and first is not None:
+        before = shapes[0]
+        if params["dimensions"] is not None:
+            before = tuple(before[axis] for axis in params["dimensions"])
+            first = tuple(sorted(list(params["dimensions"]).index(axis) for axis in first))
+            if len(first) != 1:
+                return None
+        return _reshaped(before, out, first, block)
+    if name == "rev" and first is not None:
+        return None if set(params["dimensions"]) & set(first) else _Axes(first)
+    if name == "slice" and first is not None:
+        if any(out[axis] != shapes[0][axis] for axis in first):
+            cut = (params["start_indices"], params["limit_indices"], params["strides"])
+            return _Axes(first, order=("slice", *map(_hashable, cut))) if len(first) == 1 else None
+        return _Axes(first)
+    if name == "split" and first is not None:
+        return None if params["axis"] in first else _Axes(first)
+    if name == "dynamic_slice" and first is not None:
+        whole = all(out[axis] == shapes[0][axis] for axis in first)
+        return _Axes(first) if whole and all(one is None for one in axes[1:]) else None
+    if name == "concatenate":
+        if any(one != given[0] for one in given) or params["dimension"] in given[0]:
+            return None
+        return _Axes(given[0]) if all(one is not None for one in axes) or given else None
+    if name == "stack":
+        if any(one != given[0] for one in given):
+            raise _Mixing
+        return _Axes(tuple(axis + (params["axis"] <= axis) for axis in given[0]))
+    if name == "pad" and first is not None and axes[1] is None:
+        padding = params["padding_config"]
+        return _Axes(first) if all(tuple(padding[axis]) == (0, 0, 0) for axis in first) else None
+    if name == "dot_general":
+        return _axes_of_product(params["dimension_numbers"], [len(s) for s in shapes], axes)
+    if name == "conv_general_dilated":
+        return _axes_of_convolution(equation, inputs)
+    if name in ("reduce_window_max", "reduce_window_sum", "reduce_window") and first is not None:
+        untouched = all(
+            params["window_dimensions"][axis] == 1 and params["window_strides"][axis] == 1
+            for axis in first
+        )
+        return _Axes(first) if untouched and len(inputs) == 1 else None
+    if name == "select_and_gather_add" and first is not None and len(set(given)) == 1:
+        return _Axes(first) if all(params["window_dimensions"][a] == 1 for a in first) else None
+    if name == "select_and_scatter_add" and len(set(given)) == 1:
+        return (
+            _Axes(given[0]) if all(params["window_dimensions"][a] == 1 for a in given[0]) else None
+        )
+    if name in _MATRICES:
+        if any(one != given[0] for one in given) or len(given) != len(axes):
+            return None
+        return _Axes(given[0]) if max(given[0]) < len(shapes[0]) - 2 else None
+    if name == "top_k" and first is not None:
+        return _Axes(first) if max(first) < len(shapes[0]) - 1 else None
+    if name == "gather":
+        return _axes_of_gather(equation, inputs)
+    if name in ("scatter", "scatter-add", "scatter_add", "scatter-mul"):
+        return _axes_of_scatter(equation, inputs)
+    return None
+
+
+def _axes_of_product(
+    numbers: Any, ranks: Sequence[int], axes: Sequence[tuple[int, ...] | None]
+) -> _Axes | None:
+    contracted, batch = numbers
+    is_summed = [
+        one is not None and set(one) <= set(c) for one, c in zip(axes, contracted, strict=True)
+    ]
+    touched = [
+        one is not None and bool(set(one) & set(c)) for one, c in zip(axes, contracted, strict=True)
+    ]
+    if any(touched):
+        # Rows of both arrays, or of one and a public array, are multiplied and added up.
+        for side in (0, 1):
+            own, other = axes[side], axes[1 - side]
+            if own is None or not is_summed[side]:
+                continue
+            partners = tuple(contracted[1 - side][list(contracted[side]).index(a)] for a in own)
+            if other is None or other == partners:
+                return _Axes((), is_sum=True)
+        raise _Mixing
+    places = []
+    for side, own in enumerate(axes):
+        if own is None:
+            continue
+        free = [a for a in range(ranks[side]) if a not in contracted[side] and a not in batch[side]]
+        offset = len(batch[0])
+        if side == 1:
+            offset += ranks[0] - len(contracted[0]) - len(batch[0])
+        places.append(
+            tuple(
+                list(batch[side]).index(a) if a in batch[side] else offset + free.index(a)
+                for a in own
+            )
+        )
+    if any(place != places[0] for place in places):
+        raise _Mixing
+    return _Axes(places[0])
+
+
+def _axes_of_gather(equation: JaxprEqn, inputs: Sequence[Value]) -> _Axes | None:
+    operand, indices = inputs
+    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
+    shape = aval(equation.invars[0]).shape
+    index_rank = aval(equation.invars[1]).ndim
+    out_rank = aval(equation.outvars[0]).ndim
+    places = [axis for axis in range(out_rank) if axis not in numbers.offset_dims]
+    found = set()
+    order = None
+    if isinstance(indices, Records):
+        if index_rank - 1 in indices.axes:
+            return None
+        found.add(tuple(places[axis] for axis in indices.axes))
+    if isinstance(operand, Records):
+        if len(operand.axes) != 1:
+            return None
+        (axis,) = operand.axes
+        if axis in numbers.operand_batching_dims:
+            partner = numbers.start_indices_batching_dims[
+                list(numbers.operand_batching_dims).index(axis)
+            ]
+            if isinstance(indices, Records) and indices.axes != (partner,):
+                raise _Mixing
+            found.add((places[partner],))
+        elif axis not in numbers.collapsed_slice_dims and sizes[axis] == shape[axis]:
+            kept = [
+                a
+                for a in range(len(shape))
+                if a not in numbers.collapsed_slice_dims and a not in numbers.operand_batching_dims
+            ]
+            if isinstance(indices, Records):
+                raise _Mixing
+            found.add((numbers.offset_dims[kept.index(axis)],))
+        elif (
+            tuple(numbers.start_index_map) == (axis,) == tuple(numbers.collapsed_slice_dims)
+            and isinstance(indices, Public)
+            and index_rank == 2
+            and indices.distinct is not None
+        ):
+            # Different records, at public positions.
+            found.add((places[0],))
+            order = ("gather", indices.distinct)
+        else:
+            return None
+    if len(found) != 1:
+        raise _Mixing
+    return _Axes(found.pop(), order=order)
+
+
+def _axes_of_scatter(equation: JaxprEqn, inputs: Sequence[Value]) -> _Axes | None:
+    operand, indices, updates = inputs
+    numbers = equation.params["dimension_numbers"]
+    shape, rank = aval(equation.invars[0]).shape, aval(equation.invars[2]).ndim
+    scattered = [axis for axis in range(rank) if axis not in numbers.update_window_dims]
+    window = [
+        axis
+        for axis in range(len(shape))
+        if axis not in numbers.inserted_window_dims and axis not in numbers.operand_batching_dims
+    ]
+    batching = dict(
+        zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True)
+    )
+    found = set()
+    if isinstance(operand, Records):
+        found.add(operand.axes)
+    if isinstance(indices, Records):
+        if any(axis not in batching for axis in indices.axes):
+            raise _Mixing
+        found.add(tuple(batching[axis] for axis in indices.axes))
+    if isinstance(updates, Records):
+        moved = []
+        for axis in updates.axes:
+            if axis in numbers.update_window_dims:
+                moved.append(window[list(numbers.update_window_dims).index(axis)])
+            elif scattered.index(axis) in batching:
+                moved.append(batching[scattered.index(axis)])
+            else:
+                raise _Mixing
+        found.add(tuple(moved))
+    if len(found) != 1:
+        raise _Mixing
+    (axes,) = found
+    moved_windows = all(
+        axis in numbers.operand_batching_dims or axis not in numbers.scatter_dims_to_operand_dims
+        for axis in axes
+    )
+    return _Axes(axes) if moved_windows else None
+
+
+def _axes_of_convolution(equation: JaxprEqn, inputs: Sequence[Value]) -> _Axes | None:
+    params, images, kernel = equation.params, inputs[0], inputs[1]
+    numbers = params["dimension_numbers"]
+    shapes = [aval(atom).shape for atom in equation.invars]
+    features = aval(equation.outvars[0]).shape[numbers.out_spec[1]]
+    plain = params["batch_group_count"] == 1
+    if plain and isinstance(images, Records) and isinstance(kernel, Public):
+        is_batch = images.block == 1 and images.axes == (numbers.lhs_spec[0],)
+        return _Axes((numbers.out_spec[0],)) if is_batch else None
+
+    # Groups of channels, or of images, that are each of one record.
+    groups = params["feature_group_count"] if plain else params["batch_group_count"]
+    grouped = numbers.lhs_spec[1] if plain else numbers.lhs_spec[0]
+    for value, axis, shape in (
+        (images, grouped, shapes[0]),
+        (kernel, numbers.rhs_spec[0], shapes[1]),
+    ):
+        if isinstance(value, Records):
+            if value.axes != (axis,):
+                raise _Mixing
+            if shape[axis] != groups * value.block:
+                return None
+    return _Axes((numbers.out_spec[1],), block=features // groups)
+
+
+def _reshaped(
+    before: tuple[int, ...], after: tuple[int, ...], axes: tuple[int, ...], block: int
+) -> _Axes | None:
+    """The axes of a reshaped array that index what adjacent axes of the array did."""
+    if axes != tuple(range(axes[0], axes[0] + len(axes))):
+        return None
+    prefix = math.prod(before[: axes[0]])
+    number = math.prod(before[axis] for axis in axes)
+    for start in range(len(after)):
+        if math.prod(after[:start]) != prefix or after[start] == 1:
+            continue
+        if block == 1:
+            for stop in range(start + 1, len(after) + 1):
+                if math.prod(after[start:stop]) == number:
+                    return _Axes(tuple(range(start, stop)))
+            if len(axes) == 1 and after[start] % number == 0:
+                return _Axes((start,), block=after[start] // number)
+        elif after[start] in (number, number // block):
+            return _Axes((start,), block=after[start] * block // number)
+        return None
+    return None
+
+
+# --- Noise and keys ----------------------------------------------------------------------------
+
+
+def _normal_after(equation: JaxprEqn, values: Sequence[Public], number: int) -> Normal | None:
+    """The noise that an output is, if it is noise with independent entries."""
+    name, params = equation.primitive.name, equation.params
+    out = aval(equation.outvars[number]).shape
+    sources = [
+        (value, atom) for value, atom in zip(values, equation.invars, strict=True) if value.normal
+    ]
+    if not sources:
+        return None
+    value, before = sources[0][0], aval(sources[0][1]).shape
+    normal = value.normal
+    assert normal is not None
+    if name in ("mul", "div", "add", "sub", "add_any", "max") and any(
+        aval(a).shape != out for _, a in sources
+    ):
+        return None
+    others = [other for other in values if other is not value]
+    if name == "mul" and len(sources) == 1 and len(others) == 1 and not others[0].draws:
+        low, high = others[0].facts.interval
+        return replace(normal, deviation=normal.deviation * max(low, -high, 0.0))
+    if name == "div" and value is values[0] and len(others) == 1 and not others[0].draws:
+        magnitude = others[0].facts.magnitude
+        return replace(normal, deviation=normal.deviation / magnitude) if magnitude else None
+    if name in ("add", "sub", "add_any"):
+        if len(sources) == 1:
+            return normal if len(others) == 1 and not others[0].draws else None
+        second = sources[1][0].normal
+        if second is None or _parts_overlap(normal.parts, second.parts):
+            return None
+        deviation = math.hypot(normal.deviation, second.deviation)
+        return Normal(normal.parts | second.parts, deviation)
+    if name == "concatenate":
+        parts: frozenset[Any] = frozenset()
+        for one in values:
+            if one.normal is None or _parts_overlap(parts, one.normal.parts):
+                return None
+            parts |= one.normal.parts
+        return Normal(parts, min(one.normal.deviation for one in values if one.normal))
+    if name in ("reshape", "squeeze", "neg", "expand_dims", "convert_element_type"):
+        return normal
+    if name == "broadcast_in_dim":
+        return normal if math.prod(out) == math.prod(before) else None
+    if name in ("transpose", "rev"):
+        return replace(normal, parts=frozenset((draw, None) for draw, _ in normal.parts))
+    if name in ("slice", "split"):
+        # Ranges of the leading axis are ranges of the flat array.
+        if name == "slice":
+            start = params["start_indices"][0]
+            rest_kept = params["strides"] is None and out[1:] == before[1:]
+        else:
+            start = sum(params["sizes"][:number])
+            rest_kept = params["axis"] == 0
+        row = math.prod(before[1:])
+        parts = frozenset()
+        for draw, region in normal.parts:
+            if len(normal.parts) == 1 and rest_kept:
+                begin = (region[0] if region else 0) + start * row
+                region = begin, begin + math.prod(out)
+            parts |= {(draw, region)}
+        return replace(normal, parts=parts)
+    return None
+
+
+def _parts_overlap(one: Iterable[Any], other: Iterable[Any]) -> bool:
+    """Whether two noises have entries of a draw in common."""
+    return any(
+        draw == other_draw and (a is None or b is None or (a[0] < b[1] and b[0] < a[1]))
+        for draw, a in one
+        for other_draw, b in other
+    )
+
+
+def _key_after(equation: JaxprEqn, values: Sequence[Public]) -> Key | None:
+    """The key, or keys, that an output holds."""
+    name, params = equation.primitive.name, equation.params
+    if not values or values[0].key is None:
+        return None
+    key, out = values[0].key, aval(equation.outvars[0])
+    before = aval(equation.invars[0])
+    trailing = 0 if _is_key_dtype(before.dtype) else 1  # a raw key is an array of two numbers
+    if name in ("reshape", "squeeze", "broadcast_in_dim", "expand_dims"):
+        if math.prod(out.shape) != math.prod(before.shape):
+            return None
+        if out.ndim == trailing and key.span is not None and key.span[1] - key.span[0] == 1:
+            return Key((*key.path, key.span))
+        return key
+    if name == "slice" and key.span is not None and before.ndim == 1 + trailing:
+        if trailing and out.shape[-1] != before.shape[-1]:
+            return None
+        if params["strides"] is None or set(params["strides"]) == {1}:
+            start = key.span[0] + params["start_indices"][0]
+            return Key(key.path, (start, start + out.shape[0]))
+    if name == "dynamic_slice" and key.span is not None and before.ndim == 1 + trailing:
+        index = values[1]
+        if index.known is not None:
+            start = key.span[0] + int(np.clip(index.known, 0, before.shape[0] - out.shape[0]))
+            return Key(key.path, (start, start + out.shape[0]))
+        if index.loop is not None and out.shape[0] == 1:
+            return Key((*key.path, ("each", index.loop, *key.span)), (0, 1))
+    if name == "convert_element_type":
+        return key
+    return None
+
+
+def _split(analysis: _Analysis, equation: JaxprEqn, inputs: Any, where: str) -> Value:
+    del analysis, where
+    key = inputs[0].key
+    if key is None:
+        return Public(constant=inputs[0].constant)
+    if key.span is not None:
+        key = Key((*key.path, ("each", -1, *key.span)))
+    count = math.prod(equation.params["shape"])
+    return Public(key=Key(key.path, (0, count)), constant=inputs[0].constant)
+
+
+def _fold_in(analysis: _Analysis, equation: JaxprEqn, inputs: Any, where: str) -> Value:
+    del equation, where
+    key, data = inputs[0].key, inputs[1]
+    if key is None:
+        return Public(constant=inputs[0].constant)
+    if key.span is not None:
+        key = Key((*key.path, ("each", -1, *key.span)))
+    if data.known is not None and data.known.ndim == 0:
+        child: Any = (int(data.known), int(data.known) + 1)
+        return Public(key=Key((*key.path, child)), constant=inputs[0].constant)
+    if data.known is not None and np.array_equal(
+        data.known, np.arange(len(data.known)) + data.known[0]
+    ):
+        start = int(data.known[0])
+        return Public(key=Key(key.path, (start, start + len(data.known))))
+    child = ("data", next(analysis.numbers)) if data.loop is None else ("loop", data.loop)
+    return Public(key=Key((*key.path, child)))
+
+
+def _wrap(analysis: _Analysis, equation: JaxprEqn, inputs: Any, where: str) -> Value:
+    del equation, where
+    value = inputs[0]
+    if value.key is None and value.constant:
+        return Public(key=Key(("constant", next(analysis.numbers))), constant=True)
+    return Public(key=value.key)
+
+
+def _seed(analysis: _Analysis, equation: JaxprEqn, inputs: Any, where: str) -> Value:
+    del equation, where
+    value = inputs[0]
+    if value.constant:
+        return Public(key=Key(("constant", int(np.ravel(value.known)[0]))), constant=True)
+    return Public(key=Key(("argument", next(analysis.numbers))))
+
+
+def _unwrap(analysis: _Analysis, equation: JaxprEqn, inputs: Any, where: str) -> Value:
+    del analysis, equation, where
+    return Public(key=inputs[0].key, constant=inputs[0].constant)
+
+
+def _bits(analysis: _Analysis, equation: JaxprEqn, inputs: Any, where: str) -> Value:
+    number = analysis.draw(inputs[0], where)
+    facts = _dtype_facts(aval(equation.outvars[0]).dtype)
+    return Public(facts, draws=frozenset([number]))
+
+
+_KEY_RULES: dict[str, Callable[[_Analysis, JaxprEqn, Any, str], Value]] = {
+    "random_split": _split,
+    "random_fold_in": _fold_in,
+    "random_wrap": _wrap,
+    "random_seed": _seed,
+    "random_unwrap": _unwrap,
+    "random_bits": _bits,
+}
+
+
+def _overlap(one: Key, other: Key) -> bool | None:
+    """Whether two keys are the same or one is derived from the other; `None`: not known."""
+    paths = [key.path if key.span is None else (*key.path, key.span) for key in (one, other)]
+    if paths[0][:2] != paths[1][:2] and paths[0][0] != "carried":
+        return False
+    for a, b in zip(*paths, strict=False):
+        if a == b:
+            continue
+        if not isinstance(a, tuple) or not isinstance(b, tuple):
+            return False
+        ranges = [step[-2:] if step[0] == "each" else step for step in (a, b)]
+        if any(isinstance(step[0], str) for step in ranges):
+            return None
+        if ranges[0][0] >= ranges[1][1] or ranges[1][0] >= ranges[0][1]:
+            return False
+    return True
+
+
+@cache
+def _normal_programs(shape: tuple[int, ...], dtype: Any, key_type: Any) -> frozenset[str]:
+    """Programs that draw standard normal noise: JAX's and dpjax's own."""
+    programs = []
+    for normal in (jax.random.normal, _random.normal):
+        for mapped in (False, True) if shape else (False,):
+            key = jax.ShapeDtypeStruct(shape[:1] if mapped else (), key_type)
+            size = shape[1:] if mapped else shape
+
+            def draw(key: Any, normal: Any = normal, size: Any = size) -> Any:
+                return normal(key, size, dtype)
+
+            traced = jax.make_jaxpr(jax.vmap(draw) if mapped else draw)(key)
+            programs += [str(body_of(e).jaxpr) for e in traced.jaxpr.eqns if bodies_of(e)]
+    return frozenset(programs)
+
+
+def _is_normal(equation: JaxprEqn) -> bool:
+    key, out = equation.invars[0], equation.outvars[0]
+    if not _is_key_dtype(aval(key).dtype):
+        return False
+    programs = _normal_programs(aval(out).shape, aval(out).dtype, aval(key).dtype)
+    return str(body_of(equation).jaxpr) in programs
+
+
+# --- Arrays ------------------------------------------------------------------------------------
+
+
+def _known(leaf: Any) -> Public:
+    """A public array of known entries."""
+    if _is_key(leaf):
+        return Public(constant=True)
+    dtype = jnp.result_type(leaf)
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return Public(_dtype_facts(dtype))
+    array = np.asarray(leaf)
+    if (
+        array.dtype == bool
+        or np.issubdtype(array.dtype, np.integer)
+        or jnp.issubdtype(dtype, jnp.floating)
+    ):
+        numbers = array.astype(float)
+    else:
+        return Public(constant=True)
+    finite = numbers.size and not np.isnan(numbers).any()
+    interval = (float(numbers.min()), float(numbers.max())) if finite else _values.REALS
+    small = array.size <= _MOST_KNOWN
+    is_distinct = small and array.ndim > 0 and len(np.unique(array)) == array.size
+    distinct = (array.shape, array.tobytes()) if is_distinct else None
+    return Public(Facts(interval), array if small else None, constant=True, distinct=distinct)
+
+
+def _dtype_facts(dtype: Any) -> Facts:
+    """The range of a dtype."""
+    if dtype == jnp.bool_:
+        return Facts((0.0, 1.0))
+    if jnp.issubdtype(dtype, jnp.integer):
+        limits = jnp.iinfo(dtype)
+        return Facts((float(limits.min), float(limits.max)))
+    return Facts()
+
+
+def _within(interval: Any, limits: Any) -> tuple[float, float]:
+    """The interval, unless a number of its dtype may have wrapped around."""
+    if interval[0] < limits[0] or interval[1] > limits[1] or math.isnan(interval[0] + interval[1]):
+        return limits
+    return interval
+
+
+def _batch_of(value: Value) -> Any:
+    """The name of the padded batch that a per-record array has the rows of."""
+    order = value.order if isinstance(value, Records) else ()
+    while order:
+        step, order = order
+        if step[0] == "gather" and isinstance(step[1], tuple) and step[1][0] == "batch":
+            return step[1]
+    return None
+
+
+def _facts_of(value: Value) -> Facts:
+    return value.facts if isinstance(value, Public | Records) else Facts()
+
+
+def _is_zero(value: Value) -> bool:
+    return isinstance(value, Public) and value.facts.interval == (0.0, 0.0)
+
+
+def _is_key_dtype(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def _is_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and _is_key_dtype(leaf.dtype)
+
+
+def _is_raw_key(leaf: Any) -> bool:
+    """Whether an array may hold raw keys: of `jax.random.PRNGKey`."""
+    return (
+        hasattr(leaf, "dtype")
+        and leaf.dtype == jnp.uint32
+        and np.ndim(leaf) in (1, 2)
+        and np.shape(leaf)[-1] in (2, 4)
+    )
+
+
+def _rows_differ(array: np.ndarray) -> bool:
+    return len(np.unique(array, axis=0)) == len(array)
+
+
+def _hashable(parameter: Any) -> Any:
+    return tuple(parameter) if parameter is not None else None
+
+
+def _length_dependent(
+    one: Any, other: Any, affected: Sequence[bool], lines: list[str]
+) -> list[bool]:
+    """Which outputs differ between two programs, beyond the shapes of their arrays.
+
+    Positions of entries do not count: Python's negative ones are made positive by the length.
+
+    Args:
+      one: a jaxpr.
+      other: the same function's, with another number of records.
+      affected: which inputs and constants differ.
+      lines: of the constants that differ, added to.
+
+    Raises:
+      ValueError: the programs have different equations.
+    """
+    reached = {
+        var
+        for var, is_affected in zip([*one.invars, *one.constvars], affected, strict=True)
+        if is_affected
+    }
+    for first, second in zip(one.eqns, other.eqns, strict=True):
+        name = first.primitive.name
+        if name != second.primitive.name:
+            raise ValueError(name)
+        changed = []
+        for a, b in zip(first.invars, second.invars, strict=True):
+            if isinstance(a, JaxprLiteral) != isinstance(b, JaxprLiteral):
+                raise ValueError(name)
+            if isinstance(a, JaxprLiteral) and isinstance(b, JaxprLiteral):
+                changed.append(not np.array_equal(a.val, b.val, equal_nan=True))
+                if changed[-1]:
+                    lines.append(_where(first))
+            else:
+                changed.append(a in reached)
+        bodies = list(zip(bodies_of(first), bodies_of(second), strict=True))
+        if first.params.get("name") in _TRUSTED and _is_own(first):
+            bodies = []
+        if name in ("gather", "dynamic_slice", "scatter", "scatter-add", "dynamic_update_slice"):
+            number = {"gather": 1, "dynamic_slice": 1, "dynamic_update_slice": 2}.get(name, 3)
+            changed = [changed[0], *(changed[2:3] if number == 3 else changed[1:number])]
+            bodies = []
+        outputs = [any(changed)] * len(first.outvars)
+        for body, second_body in bodies:
+            inner = [*changed, *[False] * len(body.jaxpr.invars)][: len(body.jaxpr.invars)]
+            if name not in _INLINED:  # loops and branches: any change reaches all outputs
+                inner = [any(changed)] * len(inner)
+            constants = [False] * len(body.jaxpr.constvars)
+            found = _length_dependent(body.jaxpr, second_body.jaxpr, [*inner, *constants], lines)
+            if name in _INLINED and len(found) == len(outputs):
+                outputs = found
+            elif any(found):
+                outputs = [True] * len(outputs)
+        reached.update(
+            var for var, is_changed in zip(first.outvars, outputs, strict=True) if is_changed
+        )
+    return [isinstance(atom, Var) and atom in reached for atom in one.outvars]
+
+
+def _counters(body: Any, num_consts: int, num_carry: int) -> dict[int, float]:
+    """Positions of carried integers to which every iteration adds a constant, and these."""
+    made = {var: equation for equation in body.eqns for var in equation.outvars}
+    found = {}
+    for position in range(num_carry):
+        before, after = body.invars[num_consts + position], body.outvars[position]
+        equation = made.get(after) if isinstance(after, Var) else None
+        if equation is None or equation.primitive.name != "add" or aval(before).ndim:
+            continue
+        terms = [atom for atom in equation.invars if atom is not before]
+        if len(terms) == 1 and isinstance(terms[0], JaxprLiteral) and terms[0].val != 0:
+            found[position] = float(terms[0].val)
+    return found
+
+
+def _reached(jaxpr: Any, private: Sequence[bool]) -> list[bool]:
+    """Which outputs depend on inputs that are private, or on callbacks."""
+    reached = {var for var, is_private in zip(jaxpr.invars, private, strict=True) if is_private}
+    for equation in jaxpr.eqns:
+        if any(atom in reached for atom in equation.invars if isinstance(atom, Var)):
+            reached.update(equation.outvars)
+    return [isinstance(atom, Var) and atom in reached for atom in jaxpr.outvars]
+
+
+def _lines(equation: JaxprEqn) -> list[Any]:
+    """The frames outside JAX that made the equation, innermost first."""
+    traceback: Any = equation.source_info.traceback
+    frames = traceback.frames if traceback is not None else ()
+    return [one for one in frames if not one.file_name.startswith((_JAX_FILES, __file__))]
+
+
+def _where(equation: JaxprEqn) -> str:
+    """File and line of the equation: the innermost outside JAX."""
+    return "".join(f"{Path(one.file_name).name}:{one.line_num}" for one in _lines(equation)[:1])
+
+
+def _is_own(equation: JaxprEqn) -> bool:
+    """Whether the innermost line outside JAX is one of dpjax."""
+    return any(one.file_name.startswith(_PACKAGE_FILES) for one in _lines(equation)[:1])
