@@ -16,6 +16,7 @@ from dpjax.accounting.accountants import (
     METHODS,
     certified_epsilon,
     compute_epsilon,
+    last_iterate_epsilon,
 )
 from dpjax.accounting.event_tradeoff import curve_bounds, guaranteed_curve
 from dpjax.accounting.events import (
@@ -60,6 +61,10 @@ _ATTACK_GOALS = {
 _LOWER_BOUND_NOTE = (
     "not a guarantee: no accountant that composes the trade-off functions of the releases can"
     " certify less"
+)
+_LAST_ITERATE_NOTE = (
+    "no guarantee: an estimate for the last parameters alone, of a linear loss; of others they may"
+    " reveal more"
 )
 _RISKS_NOTE = "the certified trade-off function"
 _MU_NOTE = f"the best curve of Gaussian DP below, at errors of {gdp.LEAST_ERROR:g} and more"
@@ -192,6 +197,9 @@ class Certificate(Report):
             ("epsilon, upper bound", f"{round_up(self.epsilon)}  (certified)"),
             ("epsilon, lower bound", f"{shown}  ({self.epsilon_lower_note})"),
         ]
+        last = last_iterate_epsilon(self.atomic_events, self.delta)
+        if last is not None:
+            rows.append(("epsilon, last iterate", f"{last:.4g}  ({_LAST_ITERATE_NOTE})"))
         if self.audit is not None:
             rows.append(("audit", self.audit.title))
 

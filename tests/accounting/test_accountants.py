@@ -22,11 +22,11 @@ from helpers.accounting_cases import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
-from scipy.stats import chi2, norm
+from scipy.stats import binom, chi2, norm
 from scipy.stats import laplace as laplace_distribution
 
 from dpjax.accounting import UnsupportedEventError, epsilon, gdp
-from dpjax.accounting.accountants import METHODS
+from dpjax.accounting.accountants import METHODS, last_iterate_epsilon
 from dpjax.accounting.events import decompose
 from dpjax.accounting.kinds.discrete_gaussian import DiscreteGaussianDpEvent
 from dpjax.accounting.kinds.wishart import WishartDpEvent
@@ -365,3 +365,41 @@ def test_rdp_epsilon_grows_with_sample_size():
 def test_rdp_epsilon_of_little_laplace_noise():
     value = epsilon(laplace(0.001, 10), DELTA, adjacency="replace_one", method="rdp")
     assert value == pytest.approx(2 * 10 * 1_000, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "rate", "noise", "expected"),
+    [(1000, 0.01, 1.0, 1.2778), (100, 0.1, 1.0, 5.3582), (20, 0.3, 3.0, None)],
+)
+def test_the_last_iterate_is_that_of_one_mixture(num_steps, rate, noise, expected):
+    steps = dp_event.SelfComposedDpEvent(
+        dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise)), num_steps
+    )
+    found = last_iterate_epsilon(decompose(steps, "zero_out"), 1e-5)
+    # Both densities on a grid, and delta as the integral of their excess.
+    counts, scale = np.arange(num_steps + 1), noise * num_steps**0.5
+    counts = counts[binom.pmf(counts, num_steps, rate) > 1e-30]
+    weights = binom.pmf(counts, num_steps, rate)
+    x = np.linspace(-12 * scale, num_steps + 12 * scale, 20_001)
+    densities = norm.pdf(x, scale=scale), norm.pdf((x[:, None] - counts) / scale) @ weights / scale
+    deltas = [
+        np.trapezoid(np.maximum(one - np.exp(found) * other, 0), x)
+        for one, other in itertools.permutations(densities)
+    ]
+    assert max(deltas) == pytest.approx(1e-5, rel=1e-3)
+    assert expected is None or found == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_last_iterate_is_estimated_of_equal_sampled_steps_alone():
+    step = dp_event.PoissonSampledDpEvent(0.1, dp_event.GaussianDpEvent(1.0))
+    several = dp_event.SelfComposedDpEvent(step, 10)
+    mixed = dp_event.ComposedDpEvent(
+        [several, dp_event.PoissonSampledDpEvent(0.2, dp_event.GaussianDpEvent(1.0))]
+    )
+    assert last_iterate_epsilon(decompose(several, "replace_one"), 1e-5) is None
+    for event in (step, dp_event.GaussianDpEvent(1.0), mixed):
+        assert last_iterate_epsilon(decompose(event, "add_remove"), 1e-5) is None
+    nearly_bare = dp_event.SelfComposedDpEvent(
+        dp_event.PoissonSampledDpEvent(0.5, dp_event.GaussianDpEvent(0.01)), 5
+    )
+    assert last_iterate_epsilon(decompose(nearly_bare, "add_remove"), 1e-5) == math.inf
