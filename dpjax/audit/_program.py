@@ -352,8 +352,8 @@ class _Analysis:
         each_once: frozenset[int] = frozenset(),
         block: int = 1,
     ) -> Records:
-        """A per-record array, whose norm gets a number if it has none."""
-        if facts.norm_of is None:
+        """A per-record array, which gets a number unless its norm is that of another one."""
+        if facts.norm_of is None or facts.norm_of[1] != 1:
             number = next(self.numbers)
             facts = replace(facts, norm_of=(number, 1.0), within={**facts.within, number: 1.0})
         self.samples |= draws
