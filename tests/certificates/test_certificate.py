@@ -210,7 +210,7 @@ def test_repr_html_is_escaped(certificate):
     page = certificate._repr_html_()
     assert "one &lt;image&gt;" in page
     assert "<image>" not in page
-    assert page.count("<tr>") == page.count("</tr>") == 8 + 1 + 4 + 9
+    assert page.count("<tr>") == page.count("</tr>") == 9 + 1 + 4 + 9
     assert "at most " + round_up(certificate.risks[0].upper) in page
 
 
