@@ -594,6 +594,7 @@ VALUES: dict[str, Any] = {
 # The object whose method is called: by class, or by "class.method" where it matters.
 INSTANCES: dict[str, Callable[[], Any]] = {
     "audit.AuditReport": lambda: audit_report(),
+    "audit.OneRunReport": lambda: audit.one_run(np.arange(20.0), np.arange(20.0), delta=1e-5),
     "mechanisms.Composition": lambda: dpjax.Composition((gaussian(), gaussian())),
     "mechanisms.base.Mechanism": gaussian,
     "mechanisms.Epochs": lambda: dpjax.mechanisms.Epochs(num_examples=8, batch_size=2, epochs=2.0),
@@ -720,7 +721,7 @@ RESULTS = {
     for package, names in {
         "accounting": ["EpsilonBounds", "ProfileBounds"],
         "accounting.gdp": ["GaussianSummary"],
-        "audit": ["AuditReport", "ErrorBounds", "Finding", "ProgramReport"],
+        "audit": ["AuditReport", "ErrorBounds", "Finding", "OneRunReport", "ProgramReport"],
         "accounting.tradeoff": [
             "PrivacyLossMoments",
             "Group",

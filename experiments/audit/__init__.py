@@ -1,0 +1,1 @@
+"""Experiments on audits: lower bounds on ε from attacks, beside the certificates."""
