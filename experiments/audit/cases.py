@@ -189,11 +189,11 @@ def _regression(epsilon: float) -> Attack:
     mechanism = regression.PerturbedStatistics.from_epsilon(
         bounds, epsilon=epsilon, delta=DELTA, adjacency="add_remove", num_features=1
     )
-    scales = mechanism.scales
+    scales = [np.square(scale) for scale in mechanism.scales]
 
     def likelihood_ratio(released: Any) -> jax.Array:
         xtx, xty, yty = released
-        return xtx[0, 0] / scales.xtx**2 + xty[0] / scales.xty**2 + yty / scales.yty**2
+        return xtx[0, 0] / scales[0] + xty[0] / scales[1] + yty / scales[2]
 
     return Attack(mechanism, _release_rows, _rows(0), _rows(1), score=likelihood_ratio)
 
@@ -275,7 +275,8 @@ def _sampled_training(epsilon: float) -> Attack:
     """The likelihood ratio of the noisy sums, which the parameters after every step determine."""
     mechanism = whole_batches(epsilon, rate=0.2)
     first, second = canary_records(8, l2_clip=1.0, adjacency="zero_out")
-    sigma, batch_size = mechanism.noise_multiplier, mechanism.sampling.expected_batch_size
+    sigma: Any = mechanism.noise_multiplier
+    batch_size = mechanism.sampling.expected_batch_size
 
     def likelihood_ratio(params: jax.Array) -> jax.Array:
         sums = -batch_size * jnp.diff(params, prepend=0.0)
@@ -329,9 +330,12 @@ def _variational(epsilon: float) -> Attack:
 
     def infer(mechanism: Any, key: jax.Array, records: jax.Array) -> jax.Array:
         svi = DPSVI(model, guide, optax.sgd(1e-4), mechanism=mechanism)
-        state = svi.init(key, records)
-        for _ in range(_STEPS):
-            state, _ = svi.update(state, records)
+        state, _ = jax.lax.scan(
+            lambda state, _: (svi.update(state, records)[0], None),
+            svi.init(key, records),
+            None,
+            length=_STEPS,
+        )
         return svi.get_params(state)["loc"]
 
     return Attack(mechanism, infer, jnp.array([0.0, -1e3]), jnp.array([0.0, 1e3]), num_runs=5_000)
