@@ -441,6 +441,8 @@ CASES: dict[str, Callable[[float], Attack]] = {
     "Confident-GNMax": _confident_gnmax,
     "federated sum": _federated,
 }
+# Released one after the other, which takes longest.
+ON_HOST = "clipped sum", "count", "mean", "histogram", "federated sum"
 
 
 # What sources sell as private, each beside a mechanism with the guarantee that is claimed.

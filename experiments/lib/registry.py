@@ -72,6 +72,7 @@ MODULES = (
     "experiments.rehearsal.settings",
     "experiments.course.differencing",
     "experiments.course.local",
+    "experiments.audit.mechanisms",
 )
 
 

@@ -139,6 +139,8 @@ course.local errors 0 | local, ε = 3 | - | ε = 3, n* > measured > local, error
 course.local errors 0 | global, ε = 0.5 | - | ε = 0.5, n* > measured > global, error
 course.local errors 0 | global, ε = 1.1 | - | ε = log 3, n* > measured > global, error
 course.local errors 0 | global, ε = 3 | - | ε = 3, n* > measured > global, error
+audit.mechanisms epsilons 0 | certified, at most | * > certified > ε | -
+audit.mechanisms epsilons 0 | audited, at least | *, ε = * > measured > audited ε | -
 """  # noqa: E501
 
 

@@ -530,6 +530,22 @@ CASES = {
             "17 of 18",
         ),
     ],
+    "audit.mechanisms": [
+        ({}, "claim contradicted", r"refute no certificate of dpjax.* and refute 2 of 2 claims"),
+        (
+            {("Laplace, ε = 4", "measured", "refuted"): "yes"},
+            "claim contradicted",
+            "refute Laplace, ε = 4 and",
+        ),
+        (
+            {
+                ("SGLD, sold as ε = 0.1", "measured", "refuted"): "no",
+                ("Wishart(d + 1), sold as ε = 1", "measured", "refuted"): "no",
+            },
+            "not compared",
+            "refute 0 of 2",
+        ),
+    ],
 }
 
 

@@ -186,6 +186,7 @@ ROWS = {
     ),
     "course.differencing": ("sum", {"entries": 100}, {}),
     "course.local": ("ε = 3, n = 100", {"repeats": 50}, {}),
+    "audit.mechanisms": ("Laplace, ε = 4", {}, {}),
 }
 
 
