@@ -41,7 +41,7 @@ VARIANCE = 0.5
 _NUM_COMPONENTS, _NUM_DIMENSIONS = MEANS.shape
 
 _SIGMAS = {"quick": (0.8, 2.0, 6.0, 20.0), "paper": (0.8, 1.3, 2.0, 3.2, 6.0, 12.0, 20.0)}
-_REPEATS = {"quick": 3, "paper": 10}
+_REPEATS = {"quick": 2, "paper": 10}
 _SETTINGS = {
     "num_records": 2_000,
     "sampling_rate": 0.05,
