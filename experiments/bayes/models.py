@@ -166,7 +166,7 @@ class Settings(RunSettings):
     learning_rate: float
     epsilon: float = 1.0
     delta: float = 1e-6
-    num_data_sets: int = 6
+    num_data_sets: int = 4
 
 
 @functools.cache

@@ -158,7 +158,7 @@ class Settings(RunSettings):
 
     family: str
     delta: float = 1e-5
-    num_data_sets: int = 40
+    num_data_sets: int = 24
 
 
 def coverage(draws: Array, truth: Array, level: float) -> tuple[Array, Array]:

@@ -83,7 +83,7 @@ def _normalise(group: jax.Array) -> jax.Array:
 
 
 def rows(profile: str) -> list[Row]:
-    epochs = 20 if profile == "quick" else _EPOCHS
+    epochs = 10 if profile == "quick" else _EPOCHS
     common: Any = {"epochs": epochs, "published_epochs": _EPOCHS, "batch_size": 512}
     published = ((8.0, 0.999), (0.76, 0.681))
     sizes = dict(zip(("num_train", "num_test"), _SIZES[profile], strict=True))

@@ -18,7 +18,7 @@ _NUM_TEACHERS = 40
 # Noise and threshold over those of the source, as the number of teachers.
 _SHARE = _NUM_TEACHERS / 250
 _TEACHERS = {
-    "quick": {"epochs": 20, "augment": False},
+    "quick": {"epochs": 12, "augment": False},
     "paper": {"epochs": 40, "augment": True},
 }
 _PLAIN_EPOCHS = {"quick": 3, "paper": 20}

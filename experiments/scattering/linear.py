@@ -396,7 +396,7 @@ _SOURCE = {
     "CIFAR-10": Published("cifar10", CHANNELS, 4.0, 8192, 5.67, 60, 67.0, 50_000),
 }
 _NUM_TEST = 10_000
-_QUICK_SIZES = {"MNIST": (6000, 1000), "Fashion-MNIST": (6000, 1000), "CIFAR-10": (2500, 500)}
+_QUICK_SIZES = {"MNIST": (4000, 1000), "Fashion-MNIST": (4000, 1000), "CIFAR-10": (1500, 500)}
 
 
 def published_epsilon(settings: Settings) -> float:

@@ -1,7 +1,7 @@
 """MNIST and SVHN, the slides' table: private Langevin chains, claimed and certified ε.
 
 ``python -m experiments run sgmcmc_mnist``: on two CPU cores a minute and a half (``quick``: an MLP
-and 1,000 steps) or three hours (``paper``: a CNN and 10,000 steps; of each MNIST row three runs, of
+and 600 steps) or three hours (``paper``: a CNN and 10,000 steps; of each MNIST row three runs, of
 each SVHN row, whose steps take three times as long, one).
 
 Scores of predictive probabilities ``(n, num_classes)`` for labels ``(n,)``: likelihood,
@@ -333,7 +333,7 @@ FRONTIER = "frontier, "
 _RELIABILITY, _ENTROPY = "reliability", "mean entropy"
 _SGLD, _NOISY_SGD = "MNIST: DP-SGLD, temperature 1", "MNIST: DP-SGD"
 
-_QUICK: dict[str, Any] = {"network": "MLP", "num_steps": 1_000, "num_kept": 10}
+_QUICK: dict[str, Any] = {"network": "MLP", "num_steps": 600, "num_kept": 10}
 _PAPER: dict[str, Any] = {
     "network": "CNN",
     "num_steps": PUBLISHED_STEPS,

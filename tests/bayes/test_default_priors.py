@@ -85,7 +85,7 @@ def test_intervals_under_default_priors_cover(name):
 def test_intervals_under_default_priors_cover_from_100_to_10_000_records(
     name, epsilon, num_examples
 ):
-    repeats = 1_500 if num_examples < 10_000 else 500
+    repeats = 600 if num_examples < 10_000 else 400
     assert_covers(coverage(CASES[name], num_examples, epsilon, repeats), repeats)
 
 

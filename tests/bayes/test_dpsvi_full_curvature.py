@@ -330,6 +330,7 @@ def samples(posterior):
     return posterior.posterior_samples(jax.random.key(1), 4_000)
 
 
+@pytest.mark.slow
 def test_draws_have_the_moments_of_the_exact_posterior(samples):
     """Noise adds little here, and the scale of the intercept keeps its prior almost."""
     design = np.column_stack([X, np.ones(NUM)])

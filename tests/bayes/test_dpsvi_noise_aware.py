@@ -621,7 +621,7 @@ AUTO_NAMES = {
 }
 
 
-@pytest.mark.parametrize("gradient", ["plain", "aligned"])
+@pytest.mark.parametrize("gradient", ["plain", pytest.param("aligned", marks=pytest.mark.slow)])
 def test_a_guide_by_hand_has_the_posterior_of_the_autoguide(gradient):
     """With its keys, starting values and order of parameters."""
     mechanism = replace(MECHANISM, num_steps=300, noise_multiplier=100.0)
@@ -765,7 +765,11 @@ def two_guides(model):
 
 @pytest.mark.parametrize(
     ("model", "make"),
-    [(in_groups, AutoNormal), (in_groups, two_guides), (given_a_bound, AutoNormal)],
+    [
+        (in_groups, AutoNormal),
+        pytest.param(in_groups, two_guides, marks=pytest.mark.slow),
+        pytest.param(given_a_bound, AutoNormal, marks=pytest.mark.slow),
+    ],
     ids=["plate and array bounds", "AutoGuideList", "support of another variable"],
 )
 def test_autoguides_of_bounded_variables_have_noise_aware_posteriors(model, make):

@@ -23,8 +23,8 @@ from experiments.lib.registry import (
 )
 from experiments.lib.runner import Plan, run_experiment
 
-# Their tests run rows in some length, or training steps to be timed, but for those named. The quick
-# tests run one short row of each experiment: test_experiment_rows.py.
+# Their tests run rows in some length, or training steps to be timed, but for those named; tests of
+# `run_rows` all do. The quick tests run one short row of most experiments: test_experiment_rows.py.
 _SLOW_MODULES = ("bayes", "bdp", "benchmarks", "dpvi", "gdp", "pate", "sgmcmc")
 _QUICK = {
     f"test_{name}"
@@ -38,9 +38,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     folder = Path(__file__).parent
     for item in items:
         stem = item.path.stem
-        if item.path.parent != folder or stem in _QUICK:
+        if item.path.parent != folder:
             continue
-        if stem.split("_")[1] in _SLOW_MODULES:
+        is_slow = stem.split("_")[1] in _SLOW_MODULES and stem not in _QUICK
+        if is_slow or "run_rows" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
 
 

@@ -12,7 +12,7 @@ from experiments.lib.registry import experiment_of
 @pytest.fixture(scope="module")
 def records(run_rows):
     experiment = dataclasses.replace(experiment_of(clipping), data=lambda: "simulated")
-    return run_rows(experiment, "simulated, B_x", "simulated, both")
+    return run_rows(experiment, "simulated, B_x")
 
 
 def test_run_row_has_bias_below_and_noise_above_the_best_bound(records):

@@ -11,7 +11,6 @@ RUN_HERE = (
     "consistency: normal, known variance",
     "coverage: normal, known variance, n = 100",
     "coverage: normal, known variance, n = 20,000",
-    "coverage: beta-binomial, n = 100",
 )
 
 

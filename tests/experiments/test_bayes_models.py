@@ -7,7 +7,7 @@ import pytest
 
 from experiments.bayes.models import Settings, inference, simulate
 
-_RUNS = 3
+_RUNS = 2
 
 
 def share_with(word, **settings):

@@ -58,9 +58,11 @@ SHARED = [
     "recurrent_decoder",
     "remat_layers",
 ]
+# Cases of the broken twins that are not in it.
+OF_TWINS = ["stack_scanned_twice", "embedding", "left_and_right"]
 
 
-@pytest.mark.parametrize("name", slow_except(SHARED[:2], SHARED))
+@pytest.mark.parametrize("name", slow_except(SHARED[:2], SHARED + OF_TWINS))
 def test_bookkeeping_sensitivity(name):
     with jax.enable_x64(True):
         case = build(name, jnp.float64)
@@ -168,9 +170,10 @@ TWINS = [
     ("twin", "name"), TWINS, ids=lambda value: getattr(value, "__name__", value)
 )
 def test_power_incomplete_norms(twin, name, monkeypatch):
+    """The same assertion holds without the twin: `test_bookkeeping_sensitivity`."""
+    assert name in SHARED + OF_TWINS
     with jax.enable_x64(True):
         case = build(name, jnp.float64)
-        assert_within(moves(by_route("ghost", case.loss), case, 0.3), 0.3)
         twin(monkeypatch)
         with pytest.raises(AssertionError):
             assert_within(moves(by_route("ghost", case.loss), case, 0.3), 0.3)

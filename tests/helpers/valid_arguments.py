@@ -220,6 +220,11 @@ PAIRS = np.array([0.5, 0.25])
 
 # Of each parameter of a function or class, by name; a function is called for each use.
 @functools.cache
+def certificate() -> dpjax.certificates.Certificate:
+    return steps().certificate(1e-5)
+
+
+@functools.cache
 def audit_report() -> audit.AuditReport:
     def release(key: jax.Array, value: float) -> jax.Array:
         return value + jax.random.normal(key)
@@ -262,7 +267,7 @@ VALUES: dict[str, Any] = {
     "certificates.Certificate.to_registry: name": "Counts",
     "certificates.Certificate.to_registry: curators": lambda: ["An office"],
     # Audits.
-    "certificates.Certificate.with_audit: report": lambda: audit_report(),
+    "certificates.Certificate.with_audit: report": audit_report,
     # Mechanisms and their statistics.
     "sensitivity": lambda: bound_of("l2"),
     "value": 1.0,
@@ -673,7 +678,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "bayes.sgmcmc.ChainResult": lambda: sgmcmc.ChainResult(np.zeros((1, 3)), chain(), seeded=False),
     "bayes.sgmcmc.PosteriorDraw": lambda: sgmcmc.PosteriorDraw(np.zeros(2), one_sample()),
     "training.run.RunResult": lambda: dpjax.training.TrainResult(np.zeros(2), steps(), False),
-    "certificates.Certificate": lambda: steps().certificate(1e-5),
+    "certificates.Certificate": certificate,
     "federated.ClippedGradientSum": lambda: federated.ClippedGradientSum(steps(), 2),
     "bayes.conjugate.SufficientStatisticsMechanism": statistic_release,
     "mechanisms.record_sum.RecordSum": statistic_release,

@@ -79,7 +79,7 @@ NEIGHBOURS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(("int", "int64 max", "1e300", "float32"), NEIGHBOURS))
+@pytest.mark.parametrize("name", slow_except(("int", "1e300", "float32"), NEIGHBOURS))
 def test_release_hides_a_unit_in_large_values(name):
     value, neighbour, distance = NEIGHBOURS[name]
     laplace = Laplace.from_epsilon(Sensitivity(distance, "l1", "add_remove"), epsilon=1.0)

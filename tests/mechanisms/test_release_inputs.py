@@ -79,6 +79,7 @@ for key in jax.random.split(jax.random.key(0), 2):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be set here")
 def test_a_machine_with_one_core_does_not_wait_for_itself():
     """Its only thread calls back, with values that were not ready when the release was called."""

@@ -142,7 +142,7 @@ def test_private_step_on_an_empty_draw_is_pure_noise():
     described = mechanism(sampling)
     step = sgd_step(described, key)
     state = step.init(PARAMS)
-    moved, info = step.update(state, DATA)
+    moved, info = jax.jit(step.update)(state, DATA)
     noise = noise_of(described, state)
     assert_close(moved.params, jax.tree.map(lambda p, z: p - RATE * z / 1.3, PARAMS, noise))
     assert float(jnp.abs(noise["w"]).min()) > 0
