@@ -533,14 +533,14 @@ CASES = {
     "audit.mechanisms": [
         ({}, "claim contradicted", r"refute no certificate of dpjax.* and refute 2 of 2 claims"),
         (
-            {("Laplace, ε = 4", "measured", "refuted"): "yes"},
+            {("Laplace, ε = 4", "measured", "refutations, of 1"): 1},
             "claim contradicted",
             "refute Laplace, ε = 4 and",
         ),
         (
             {
-                ("SGLD, sold as ε = 0.1", "measured", "refuted"): "no",
-                ("Wishart(d + 1), sold as ε = 1", "measured", "refuted"): "no",
+                ("SGLD, sold as ε = 0.1", "measured", "refutations, of 1"): 0,
+                ("Wishart(d + 1), sold as ε = 1", "measured", "refutations, of 1"): 0,
             },
             "not compared",
             "refute 0 of 2",
