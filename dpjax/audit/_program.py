@@ -631,7 +631,8 @@ class _Analysis:
         if not isinstance(value, Public) or not _is_normal(equation):
             return None
         number = self.draw(value, where)
-        return Public(draws=frozenset([number]), normal=Normal(frozenset([(number, None)]), 1.0))
+        region = 0, math.prod(aval(equation.outvars[0]).shape)
+        return Public(draws=frozenset([number]), normal=Normal(frozenset([(number, region)]), 1.0))
 
     def draw(self, key: Value, where: str) -> int:
         """The number of a draw from a key."""
@@ -707,11 +708,20 @@ class _Analysis:
         """The outputs of an equation with sums over records: linear maps, and noise."""
         name, shape = equation.primitive.name, aval(equation.outvars[0]).shape
         mixed = Mixed(f"a sum over the records enters {name}", where, True, draws)
-        first = inputs[0]
+        first, dtype = inputs[0], aval(equation.outvars[0]).dtype
+        if not jnp.issubdtype(dtype, jnp.floating) and name in ("mul", "div", "convert_element_type"):
+            return [replace(mixed, reason=f"{name} of a sum over the records gives {dtype}")]
 
         if name in ("add", "add_any", "sub"):
             sign = -1.0 if name == "sub" else 1.0
-            terms = [self.as_sums(value, where) for value in inputs]
+            terms = [
+                self.as_sums(value, where, aval(atom))
+                for value, atom in zip(inputs, equation.invars, strict=True)
+            ]
+            terms = [
+                term and term.scaled(_repeats(atom, shape))
+                for term, atom in zip(terms, equation.invars, strict=True)
+            ]
             for term, other, times in ((terms[0], inputs[1], 1.0), (terms[1], inputs[0], sign)):
                 if not isinstance(other, Public) or term is None:
                     continue
@@ -721,6 +731,8 @@ class _Analysis:
                 if sums.carried or any(aval(v).shape != shape for v in equation.invars):
                     return [replace(sums, draws=draws)]
                 noise = other.normal
+                if sums.draws & {draw for draw, _ in noise.parts}:
+                    return [replace(mixed, reason="the noise is not independent of the sum")]
                 self.releases.append(_Release(sums.blocks, noise.deviation, noise.parts, 1, where))
                 return [Public()]
             if terms[0] is None or terms[1] is None:
@@ -734,8 +746,11 @@ class _Analysis:
             if name == "div" and summed is not first:
                 return [mixed]
             facts = factor.facts if name == "mul" else _values.inverted(factor.facts)
-            low, high = facts.interval
-            return [replace(summed.scaled(low if low == high else facts.magnitude), draws=draws)]
+            (atom,) = [
+                atom for atom, value in zip(equation.invars, inputs, strict=True) if value is summed
+            ]
+            factor_of = facts.magnitude * _repeats(atom, shape)
+            return [replace(summed.scaled(factor_of), draws=draws)]
 
         if name == "neg" and isinstance(first, Sums):
             return [replace(first.scaled(-1.0), draws=draws)]
@@ -761,17 +776,22 @@ class _Analysis:
                     return [replace(sums_only[0], draws=draws)]
         return [mixed for _ in equation.outvars]
 
-    def as_sums(self, value: Value, where: str) -> Sums | None:
+    def as_sums(self, value: Value, where: str, array: Any) -> Sums | None:
         """A per-record value of a loop over the records as a term of the sum that it carries."""
         if isinstance(value, Sums):
             return value
         if isinstance(value, Records) and value.axes == ():
-            return self.sum_of(value, where, 1)
+            return self.sum_of(value, where, array)
         return Sums(({},)) if isinstance(value, Public) else None
 
-    def sum_of(self, value: Records, where: str, size: int) -> Sums:
-        """The sum over the records of a per-record array of ``size`` entries for each."""
+    def sum_of(self, value: Records, where: str, array: Any) -> Sums:
+        """The sum over the records of a per-record array, of the shape and dtype of ``array``."""
         facts, number = value.facts, next(self.numbers)
+        size = math.prod(array.shape)
+        if jnp.issubdtype(array.dtype, jnp.integer):
+            most = self.length * facts.magnitude
+            if not most <= float(jnp.iinfo(array.dtype).max):  # the sum may wrap around
+                facts = Facts()
         choices: list[tuple[Group, int, float]] = [
             (group, one, factor) for group, (one, factor) in facts.clipped.items()
         ]
@@ -814,18 +834,28 @@ class _Analysis:
         if result is None or (bodies_of(equation) and not name.startswith("scatter")):
             return [undecided for _ in equation.outvars]
 
-        # Facts of the entries.
+        # Facts of the entries; one number of a record is repeated where it meets an array.
         facts = [_facts_of(value) for value in inputs]
+        if any(jnp.issubdtype(aval(v).dtype, jnp.complexfloating) for v in _operands(equation)):
+            return [undecided for _ in equation.outvars]
+        if name in _ELEMENTWISE:
+            entries = math.prod(aval(equation.outvars[0]).shape)
+            facts = [
+                fact.repeated(entries) if aval(v).shape == () and entries > 1 else fact
+                for v, fact in zip(equation.invars, facts, strict=True)
+            ]
+            if name == "select_n" and aval(equation.invars[0]).shape == ():
+                facts[0] = replace(facts[0], uniform=True)
         outputs: list[Value] = []
         for number, var in enumerate(equation.outvars):
             axes = result.axes
             found = _elementwise_facts(name, equation, facts)
             if found is None:
                 found = _structural_facts(equation, facts, inputs, number)
-            found = replace(
-                found, interval=_within(found.interval, _dtype_facts(aval(var).dtype).interval)
-            )
             dtype = aval(var).dtype
+            limited = _within(found.interval, _dtype_facts(dtype).interval)
+            if limited != found.interval:  # numbers may have wrapped around
+                found = Facts(limited)
             if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
                 # Half precision rounds norms and factors.
                 error = float(jnp.finfo(dtype).eps)
@@ -834,13 +864,14 @@ class _Analysis:
             # A sum over all records, or another per-record array.
             if result.is_sum:
                 value = Records(arrays[0].axes, found, order, draws, each_once)
-                outputs.append(self.sum_of(value, where, math.prod(aval(var).shape)))
+                outputs.append(self.sum_of(value, where, aval(var)))
                 continue
             per_row = math.prod(n for axis, n in enumerate(aval(var).shape) if axis not in axes)
             per_row *= result.block
             if per_row == 1:
                 square = {**found.square, **found.total}
-                found = replace(found, square=square, total={**found.total, **found.square})
+                total = {**found.total, **found.square}
+                found = replace(found, square=square, total=total, uniform=True)
             new_order = order if result.order is None else (result.order, order)
             outputs.append(
                 self.records(
@@ -978,15 +1009,15 @@ class _Analysis:
             if kind == "public":
                 results.append(self.after_loop(value, before.draws))
                 continue
-            start = self.as_sums(before, where)
-            end = self.as_sums(value, where)
+            array = aval(equation.outvars[position])
+            start, end = (self.as_sums(one, where, array) for one in (before, value))
             if end is None or start is None:
                 results.append(value if isinstance(value, Mixed) else undecided)
                 continue
             own = end.carried.get((uid, position), 0.0)
             others = {p: c for p, c in end.carried.items() if p != (uid, position)}
-            if others or not 0 <= own <= 1:
-                # Sums of other carried values, as in compensated summation, cancel or not.
+            if others or own > 1:
+                # Sums of other carried values, as in compensated summation.
                 results.append(undecided)
                 continue
             blocks = tuple(
@@ -1184,6 +1215,7 @@ def _elementwise_facts(name: str, equation: JaxprEqn, facts: Sequence[Facts]) ->
     if name not in _ELEMENTWISE:
         return None
     first = facts[0]
+    is_integer = jnp.issubdtype(aval(equation.outvars[0]).dtype, jnp.integer)
     if name == "mul":
         same = equation.invars[0] is equation.invars[1]
         return _values.squared(first) if same else _values.multiplied(first, facts[1])
@@ -1191,6 +1223,9 @@ def _elementwise_facts(name: str, equation: JaxprEqn, facts: Sequence[Facts]) ->
         return _values.squared(first)
     if name == "integer_pow" and equation.params["y"] == -1:
         return _values.inverted(first)
+    if name == "div" and is_integer:  # rounds
+        low, high = _values.multiplied(first, _values.inverted(facts[1])).interval
+        return Facts((low - 1, high + 1))
     if name == "div":
         return _values.multiplied(first, _values.inverted(facts[1]))
     if name in ("add", "add_any"):
@@ -1225,11 +1260,16 @@ def _elementwise_facts(name: str, equation: JaxprEqn, facts: Sequence[Facts]) ->
         low, high = first.interval
         least = max(low, -high, 0.0)
         return replace(first, interval=(least, first.magnitude), smaller={})
-    if name in ("convert_element_type", "real", "conj", "reduce_precision"):
-        dtype = aval(equation.outvars[0]).dtype
-        if jnp.issubdtype(dtype, jnp.inexact) or jnp.issubdtype(dtype, jnp.bool_):
+    if name == "convert_element_type":
+        before, dtype = aval(equation.invars[0]).dtype, aval(equation.outvars[0]).dtype
+        if jnp.issubdtype(dtype, jnp.inexact) or before == dtype:
             return first
-        return Facts(first.interval if math.isfinite(first.magnitude) else _values.REALS)
+        if dtype == jnp.bool_:
+            return Facts((0.0, 1.0))
+        if jnp.issubdtype(before, jnp.integer) or before == jnp.bool_:
+            return first
+        low, high = first.interval
+        return Facts((low - 1, high + 1))
     if name == "is_finite":
         return Facts((1.0, 1.0))
     if name in ("eq", "ne"):
@@ -1268,16 +1308,10 @@ def _structural_facts(
     if name in _MOVES and isinstance(inputs[0], Records):
         repeats = max(1.0, math.prod(out) / max(math.prod(before), 1))
         kept = math.prod(out) == math.prod(before)
-        moved = replace(
-            first, total=first.total if kept or repeats > 1 else {}, smaller=first.smaller
-        )
-        if name in ("slice", "dynamic_slice", "split", "rev") or repeats > 1:
+        moved = replace(first, total=first.total if kept or repeats > 1 else {})
+        if name in ("slice", "dynamic_slice", "split", "rev"):
             moved = replace(moved, norm_of=None)
-        if repeats > 1:
-            scale = math.sqrt(repeats)
-            grown = first.scaled(1.0, scale)
-            moved = replace(moved, within=grown.within, clipped=grown.clipped)
-        return moved
+        return moved.repeated(repeats) if repeats > 1 else moved
     if name == "reduce_sum":
         terms = math.prod(before[axis] for axis in equation.params["axes"])
         records = inputs[0].axes if isinstance(inputs[0], Records) else ()
@@ -1305,7 +1339,7 @@ def _structural_facts(
             ends.append(facts[1].interval)
         return Facts((min(low for low, _ in ends), max(high for _, high in ends)))
     if name in _ENTRIES_KEPT and name != "gather":
-        return Facts(first.interval)
+        return Facts(facts[number if name == "sort" else 0].interval)
     return Facts()
 
 
@@ -1327,7 +1361,13 @@ def _product_facts(equation: JaxprEqn, facts: Sequence[Facts], inputs: Sequence[
     dims = [len(shape) for shape in shapes]
     if set(records[0]) <= set(contracted[0]) or set(records[1]) <= set(contracted[1]):
         if any(dims[i] == len(contracted[i]) and terms == 1 for i in (0, 1)):
-            return _values.multiplied(facts[0], facts[1])
+            # The one number is a factor of all entries of the other array.
+            entries = math.prod(aval(equation.outvars[0]).shape)
+            given = [
+                fact.repeated(entries) if dims[i] == len(contracted[i]) else fact
+                for i, fact in enumerate(facts)
+            ]
+            return _values.multiplied(*given)
 
         # Outer products of clipped arrays.
         clipped: dict[Group, tuple[int, float]] = {}
@@ -1388,6 +1428,8 @@ def _axes_after(equation: JaxprEqn, inputs: Sequence[Value]) -> _Axes | None:
         return _Axes(moved, block=block) if tuple(sorted(moved)) == moved else None
     if name == "squeeze" and first is not None:
         gone = params["dimensions"]
+        if set(gone) & set(first):  # one record is left
+            return None
         return _Axes(tuple(axis - sum(g < axis for g in gone) for axis in first))
     if name == "reshape" and first is not None:
         before = shapes[0]
@@ -1426,7 +1468,9 @@ def _axes_after(equation: JaxprEqn, inputs: Sequence[Value]) -> _Axes | None:
         return _axes_of_convolution(equation, inputs)
     if name in ("reduce_window_max", "reduce_window_sum", "reduce_window") and first is not None:
         untouched = all(
-            params["window_dimensions"][axis] == 1 and params["window_strides"][axis] == 1
+            params["window_dimensions"][axis] == 1
+            and params["window_strides"][axis] == 1
+            and tuple(params["padding"][axis]) == (0, 0)
             for axis in first
         )
         return _Axes(first) if untouched and len(inputs) == 1 else None
@@ -1526,6 +1570,7 @@ def _axes_of_gather(equation: JaxprEqn, inputs: Sequence[Value]) -> _Axes | None
             and isinstance(indices, Public)
             and index_rank == 2
             and indices.distinct is not None
+            and (_is_inside(indices, shape[axis]) or _is_batch(indices.distinct))
         ):
             # Different records, at public positions.
             found.add((places[0],))
@@ -1666,8 +1711,11 @@ def _normal_after(equation: JaxprEqn, values: Sequence[Public], number: int) -> 
                 return None
             parts |= one.normal.parts
         return Normal(parts, min(one.normal.deviation for one in values if one.normal))
-    if name in ("reshape", "squeeze", "neg", "expand_dims", "convert_element_type"):
+    if name in ("reshape", "squeeze", "neg", "expand_dims"):
         return normal
+    if name == "convert_element_type":
+        floating = jnp.issubdtype(aval(equation.outvars[0]).dtype, jnp.floating)
+        return normal if floating else None
     if name == "broadcast_in_dim":
         return normal if math.prod(out) == math.prod(before) else None
     if name in ("transpose", "rev"):
@@ -1683,8 +1731,8 @@ def _normal_after(equation: JaxprEqn, values: Sequence[Public], number: int) -> 
         row = math.prod(before[1:])
         parts = frozenset()
         for draw, region in normal.parts:
-            if len(normal.parts) == 1 and rest_kept:
-                begin = (region[0] if region else 0) + start * row
+            if len(normal.parts) == 1 and rest_kept and region is not None:
+                begin = region[0] + start * row
                 region = begin, begin + math.prod(out)
             parts |= {(draw, region)}
         return replace(normal, parts=parts)
@@ -1894,6 +1942,25 @@ def _batch_of(value: Value) -> Any:
         if step[0] == "gather" and isinstance(step[1], tuple) and step[1][0] == "batch":
             return step[1]
     return None
+
+
+def _is_inside(index: Public, size: int) -> bool:
+    """Whether an index is never moved into the array."""
+    low, high = index.facts.interval
+    return low >= 0 and high <= size - 1
+
+
+def _is_batch(distinct: Any) -> bool:
+    return isinstance(distinct, tuple) and distinct[:1] == ("batch",)
+
+
+def _operands(equation: JaxprEqn) -> list[Any]:
+    return [*equation.invars, *equation.outvars]
+
+
+def _repeats(atom: Any, shape: tuple[int, ...]) -> float:
+    """The factor of the norm of an array that meets one of the shape: a number is repeated."""
+    return math.sqrt(math.prod(shape)) if aval(atom).shape == () else 1.0
 
 
 def _facts_of(value: Value) -> Facts:
