@@ -260,6 +260,8 @@ def check_program(
             f"the noise multiplier is {found:.4g}, less than the {noise_multiplier:g} declared",
             ", ".join(dict.fromkeys(release.where for release in analysis.releases)),
         )
+    elif math.isnan(found) and not analysis.findings:
+        analysis.report(False, "the noise multiplier is not known")
     findings = tuple(analysis.findings)
     verdict: Verdict = "shown"
     if findings:
@@ -298,7 +300,7 @@ class _Analysis:
       numbers: the number of the next array, draw, sum or loop.
       shown: arrays that leave the program other than as outputs.
       public_vars: variables that are public arrays, in one evaluation at least.
-      shared_vars: variables that are not per-record arrays, in one evaluation at least.
+      shared_vars: variables that are public arrays or sums, in one evaluation at least.
       line: of the equation before.
     """
 
@@ -539,7 +541,7 @@ class _Analysis:
             outputs = self.apply(equation, [read(atom) for atom in equation.invars])
             values.update(zip(equation.outvars, outputs, strict=True))
         self.public_vars |= {v for v, value in values.items() if isinstance(value, Public)}
-        self.shared_vars |= {v for v, value in values.items() if not isinstance(value, Records)}
+        self.shared_vars |= {v for v, one in values.items() if isinstance(one, Public | Sums)}
         return [read(atom) for atom in jaxpr.outvars]
 
     def inline(self, program: ClosedJaxpr, inputs: Sequence[Value]) -> list[Value]:
@@ -772,7 +774,11 @@ class _Analysis:
         name, shape = equation.primitive.name, aval(equation.outvars[0]).shape
         mixed = Mixed(f"a sum over the records enters {name}", where, True, draws)
         first, dtype = inputs[0], aval(equation.outvars[0]).dtype
-        if not jnp.issubdtype(dtype, jnp.floating) and name in ("mul", "div", "convert_element_type"):
+        if not jnp.issubdtype(dtype, jnp.floating) and name in (
+            "mul",
+            "div",
+            "convert_element_type",
+        ):
             return [replace(mixed, reason=f"{name} of a sum over the records gives {dtype}")]
 
         if name in ("add", "add_any", "sub"):
@@ -2156,7 +2162,7 @@ def _length_dependent(
       affected: which inputs and constants differ.
       lines: of the constants that differ, added to.
       public: variables of the first that are public.
-      shared: variables of the first that are not per-record arrays.
+      shared: variables of the first that are public or sums.
 
     Raises:
       ValueError: the programs have different equations.

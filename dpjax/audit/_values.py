@@ -368,7 +368,9 @@ def chosen(condition: Facts, by_answer: Mapping[bool, Facts]) -> Facts:
         if one.interval == (0.0, 0.0):
             kept = replace(other, norm_of=None, total={}, square={}, norm={}, smaller={})
             return replace(kept, interval=interval)
-    join = max if condition.uniform else math.hypot  # some entries are of one side, some of the other
+    join = (
+        max if condition.uniform else math.hypot
+    )  # some entries are of one side, some of the other
     clipped = {
         group: (a.clipped[group][0], join(a.clipped[group][1], b.clipped[group][1]))
         for group in a.clipped.keys() & b.clipped.keys()

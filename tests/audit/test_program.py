@@ -114,7 +114,7 @@ def clip_max_of_bound(key, w, x, y):
 
 @right
 def clip_where_factor(key, w, x, y):
-    g, n = gradients(w, x, y), norms(gradients(w, x, y))
+    g = gradients(w, x, y)
     n = norms(g)
     return updated(w, noisy(key, total(scaled(g, jnp.where(n > 1, 1 / n, 1.0)))))
 
@@ -210,12 +210,6 @@ def ghost_two_passes(key, w, x, y):
     s = jax.lax.stop_gradient(jnp.minimum(1, 1 / norms(gradients(w, x, y))))
     g = gradients(w, x, y)
     return noisy(key, total(scaled(g, jnp.minimum(1, 1 / norms(g)) * jnp.minimum(s, 1))))
-
-
-@right
-def clip_jacobian(key, w, x, y):
-    g = jax.jacrev(lambda w: jax.vmap(loss, (None, 0, 0))(w, x, y))(w)
-    return noisy(key, total(scaled(g, jnp.minimum(1, 1 / norms(g)))))
 
 
 @right
@@ -448,7 +442,7 @@ def wrong_clip_of_the_sum(key, w, x, y):
     return noisy(key, jax.tree.map(lambda a: a * s, t))
 
 
-@wrong
+@violated
 def wrong_each_layer_to_the_bound(key, w, x, y):
     """Two layers of norm 1 each have norm sqrt(2)."""
     g = gradients(w, x, y)
@@ -456,7 +450,7 @@ def wrong_each_layer_to_the_bound(key, w, x, y):
     return noisy(key, {k: (a * column(jnp.minimum(1, 1 / n[k]), a)).sum(0) for k, a in g.items()})
 
 
-@wrong
+@violated
 def wrong_each_entry_to_the_bound(key, w, x, y):
     """Entries of at most 1 have norm sqrt(15)."""
     g = jax.tree.map(lambda a: jnp.clip(a, -1, 1), gradients(w, x, y))
@@ -487,7 +481,7 @@ def wrong_norm_of_one_layer(key, w, x, y):
     return noisy(key, total(scaled(g, jnp.minimum(1, 1 / n))))
 
 
-@wrong
+@violated
 def wrong_norm_in_half_precision(key, w, x, y):
     """Half precision rounds the norm by 0.8 %."""
     g = gradients(w, x, y)
@@ -550,7 +544,7 @@ def wrong_largest_entry_for_norm(key, w, x, y):
     return by_norm(x, jnp.abs(x).max(1)) + Z * normal(key, (4,))
 
 
-@wrong
+@violated
 def wrong_mean_square_for_norm(key, w, x, y):
     """The root of the mean square is half the norm."""
     return by_norm(x, jnp.sqrt((x**2).mean(1))) + Z * normal(key, (4,))
@@ -592,7 +586,7 @@ def wrong_norm_of_chosen_entries(key, w, x, y):
     return by_norm(x, n) + Z * normal(key, (4,))
 
 
-@wrong
+@violated
 def wrong_norm_of_rounded_integers(key, w, x, y):
     """Halves of integers are rounded before the norm."""
     i = x.astype(jnp.int8).astype(jnp.int32)
@@ -600,14 +594,14 @@ def wrong_norm_of_rounded_integers(key, w, x, y):
     return by_norm(i, n) + Z * normal(key, (4,))
 
 
-@wrong
+@violated
 def wrong_norm_of_small_integers(key, w, x, y):
     """Squares of 8-bit integers wrap around."""
     i = x.astype(jnp.uint8)
     return by_norm(i, jnp.sqrt((i * i).sum(1).astype(float))) + Z * normal(key, (4,))
 
 
-@wrong
+@violated
 def wrong_clip_above_another_bound(key, w, x, y):
     """Records of norm up to 2 are left as they are."""
     n = jnp.linalg.norm(x, axis=1)
@@ -649,13 +643,13 @@ def wrong_number_added(key, w, x, y):
     return (unit(x) + jnp.ones(4)).sum(0) + Z * normal(key, (4,))
 
 
-@wrong
+@violated
 def wrong_weights(key, w, x, y):
     """The last record counts five times."""
     return (unit(x) * jnp.arange(float(len(x)))[:, None]).sum(0) + Z * normal(key, (4,))
 
 
-@wrong
+@violated
 def wrong_mixture_of_two(key, w, x, y):
     """Entries of a clipped record and of its mirror image: of norm sqrt(2)."""
     u = unit(x)
@@ -706,14 +700,14 @@ def wrong_number_repeated_in_a_loop(key, w, x, y):
     return jax.lax.scan(body, jnp.zeros(100), x)[0] + Z * normal(key, (100,))
 
 
-@wrong
+@violated
 def wrong_entries_in_a_loop(key, w, x, y):
     """Four entries of at most 1 have norm 2."""
     sums, _ = jax.lax.scan(lambda a, x: (a + jnp.clip(x, -1, 1), None), jnp.zeros(4), x)
     return sums + Z * normal(key, (4,))
 
 
-@wrong
+@violated
 def wrong_converted_to_boolean(key, w, x, y):
     """Small numbers become one."""
     b = jax.lax.convert_element_type(unit(x), jnp.bool_)
@@ -738,14 +732,14 @@ def wrong_one_record_for_many(key, w, x, y):
     return jnp.clip(x[0], -1, 1).sum() + Z * normal(key, ())
 
 
-@wrong
+@violated
 def wrong_labels_counted_twice(key, w, x, y):
     """Two ones for each record: of norm sqrt(2)."""
     counts = jax.nn.one_hot(y, 3) + jax.nn.one_hot(y + 1, 3)
     return counts.sum(0) + Z * normal(key, (3,))
 
 
-@wrong
+@violated
 def wrong_histogram_with_less_noise(key, w, x, y):
     """Half of the noise."""
     return jax.nn.one_hot(y, 3).sum(0) + Z / 2 * normal(key, (3,))
@@ -757,7 +751,7 @@ def wrong_products_not_clipped(key, w, x, y):
     return x.T @ x + Z * normal(key, (4, 4))
 
 
-@wrong
+@violated
 def wrong_products_of_norm_four(key, w, x, y):
     """Records of norm 2 have outer products of norm 4."""
     u = 2 * unit(x)
@@ -767,13 +761,13 @@ def wrong_products_of_norm_four(key, w, x, y):
 # --- Wrong: records that meet each other --------------------------------------------------------
 
 
-@wrong
+@violated
 def wrong_batch_statistics(key, w, x, y):
     """Records are standardised by the batch."""
     return noisy(key, total(clipped(w, (x - x.mean(0)) / x.std(0), y)))
 
 
-@wrong
+@violated
 def wrong_mean_subtracted(key, w, x, y):
     """Every record depends on the mean of all."""
     return (x - x.mean(0)).clip(-0.5, 0.5).sum(0) + Z * normal(key, (4,))
@@ -833,14 +827,14 @@ def wrong_rows_with_repetition(key, w, x, y):
     return unit(x[i]).sum(0) + Z * normal(noise, (4,))
 
 
-@wrong
+@violated
 def wrong_sum_added_twice(key, w, x, y):
     """The sum is added to itself."""
     t = unit(x).sum(0)
     return t + t + Z * normal(key, (4,))
 
 
-@wrong
+@violated
 def wrong_sum_in_every_iteration(key, w, x, y):
     """The sum over all records is added three times."""
 
@@ -882,28 +876,28 @@ def wrong_sum_of_partial_sums(key, w, x, y):
 # --- Wrong: what is done to sums ----------------------------------------------------------------
 
 
-@wrong
+@violated
 def wrong_sum_less_its_multiple(key, w, x, y):
     """The coefficient is 0.9 in three entries, not zero."""
     t = unit(x).sum(0)
     return t - t * jnp.array([0.1, 0.1, 0.1, 1.0]) + Z / 2 * normal(key, (4,))
 
 
-@wrong
+@violated
 def wrong_sum_less_its_mirror_image(key, w, x, y):
     """The entries are others: they do not cancel."""
     t = unit(x).sum(0)
     return t - t[::-1] + 0.1 * Z * normal(key, (4,))
 
 
-@wrong
+@violated
 def wrong_sum_less_its_mean(key, w, x, y):
     """The mean of the entries does not cancel them."""
     t = unit(x).sum(0)
     return t - t.mean() + 0.1 * Z * normal(key, (4,))
 
 
-@wrong
+@violated
 def wrong_parts_in_another_order(key, w, x, y):
     """The large parts of both arrays meet."""
     large, small = unit(x).sum(0), jnp.clip(1e-3 * x, -1e-3, 1e-3).sum(0)
@@ -911,7 +905,7 @@ def wrong_parts_in_another_order(key, w, x, y):
     return one + two[::-1] + 1.5 * Z * normal(key, (8,))
 
 
-@wrong
+@violated
 def wrong_parts_side_by_side(key, w, x, y):
     """The sum is released twice."""
     t = unit(x).sum(0)
@@ -919,13 +913,13 @@ def wrong_parts_side_by_side(key, w, x, y):
     return one + 1e-3 * two + 1.05 * Z * normal(key, (8,))
 
 
-@wrong
+@violated
 def wrong_number_times_ones(key, w, x, y):
     """A hundred times the same sum: ten times the norm."""
     return jnp.clip(x[:, 0], -1, 1).sum() * jnp.ones(100) + Z * normal(key, (100,))
 
 
-@wrong
+@violated
 def wrong_number_plus_zeros(key, w, x, y):
     """A hundred times the same sum: ten times the norm."""
     return jnp.clip(x[:, 0], -1, 1).sum() + jnp.zeros(100) + Z * normal(key, (100,))
@@ -957,7 +951,7 @@ def wrong_sum_normalised(key, w, x, y):
     return t / jnp.linalg.norm(t) + Z * normal(key, (4,))
 
 
-@wrong
+@violated
 def wrong_two_releases_of_one_budget(key, w, x, y):
     """Two releases, each with the noise of one."""
     one, two = jax.random.split(key)
@@ -965,7 +959,7 @@ def wrong_two_releases_of_one_budget(key, w, x, y):
     return noisy(one, t), noisy(two, t)
 
 
-@wrong
+@violated
 def wrong_four_steps(key, w, x, y):
     """Four steps, each with the noise of one."""
 
@@ -978,88 +972,88 @@ def wrong_four_steps(key, w, x, y):
 # --- Wrong: the noise ---------------------------------------------------------------------------
 
 
-@wrong
+@violated
 def wrong_half_of_the_noise(key, w, x, y):
     """Half of the noise declared."""
     return noisy(key, total(clipped(w, x, y)), Z / 2)
 
 
-@wrong
+@violated
 def wrong_root_of_the_noise(key, w, x, y):
     """The variance is taken for the standard deviation."""
     return noisy(key, total(clipped(w, x, y)), Z**0.5)
 
 
-@wrong
+@violated
 def wrong_noise_of_the_mean(key, w, x, y):
     """Noise for the mean is added to the sum."""
     return noisy(key, total(clipped(w, x, y)), Z / 6)
 
 
-@wrong
+@violated
 def wrong_less_noise_in_one_entry(key, w, x, y):
     """Half of the noise in the last entry."""
     return unit(x).sum(0) + Z * normal(key, (4,)) * jnp.array([1, 1, 1, 0.5])
 
 
-@wrong
+@violated
 def wrong_no_noise_in_one_layer(key, w, x, y):
     """The bias is released as it is."""
     t = total(clipped(w, x, y))
     return {**t, "a": t["a"] + Z * normal(key, (4, 3))}
 
 
-@wrong
+@violated
 def wrong_uniform_noise(key, w, x, y):
     """Uniform noise of the same variance."""
     a = 3**0.5 * Z
     return unit(x).sum(0) + jax.random.uniform(key, (4,), minval=-a, maxval=a)
 
 
-@wrong
+@violated
 def wrong_truncated_noise(key, w, x, y):
     """The noise is bounded."""
     return unit(x).sum(0) + Z * jax.random.truncated_normal(key, -2, 2, (4,))
 
 
-@wrong
+@violated
 def wrong_noise_clipped(key, w, x, y):
     """The noise is bounded."""
     return unit(x).sum(0) + jnp.clip(Z * normal(key, (4,)), -3, 3)
 
 
-@wrong
+@violated
 def wrong_noise_rounded(key, w, x, y):
     """The noise is a whole number."""
     return jnp.clip(y, 0, 1).sum() + (Z * normal(key, ())).astype(int)
 
 
-@wrong
+@violated
 def wrong_one_number_as_noise(key, w, x, y):
     """All entries get the same noise."""
     return unit(x).sum(0) + Z * normal(key, ())
 
 
-@wrong
+@violated
 def wrong_noise_repeated(key, w, x, y):
     """Two entries get the noise of two others."""
     return unit(x).sum(0) + jnp.tile(Z * normal(key, (2,)), 2)
 
 
-@wrong
+@violated
 def wrong_differences_of_noise(key, w, x, y):
     """The noise of neighbouring entries is correlated."""
     n = Z * normal(key, (5,))
     return unit(x).sum(0) + n[1:] - n[:-1]
 
 
-@wrong
+@violated
 def wrong_cumulative_noise(key, w, x, y):
     """The noise of entries is correlated."""
     return unit(x).sum(0) + jnp.cumsum(Z * normal(key, (4,)))
 
 
-@wrong
+@violated
 def wrong_noise_of_the_data(key, w, x, y):
     """The scale of the noise depends on the records."""
     return noisy(key, total(clipped(w, x, y)), Z * jnp.abs(x).mean())
@@ -1072,7 +1066,7 @@ def wrong_noise_of_the_sum(key, w, x, y):
     return t + Z * normal(key, (4,)) * jnp.linalg.norm(t)
 
 
-@wrong
+@violated
 def wrong_noise_before_the_clip(key, w, x, y):
     """Noise is added to the records, whose sum is then not noisy enough."""
     n = x + Z * normal(key, (4,))
@@ -1093,7 +1087,7 @@ def wrong_noise_chooses_records(key, w, x, y):
     return (unit(x) * (n[0] > 0)).sum(0) + n
 
 
-@wrong
+@violated
 def wrong_noise_transposed(key, w, x, y):
     """One entry of the draw is in both releases."""
     n = Z * normal(key, (4, 4))
@@ -1101,14 +1095,14 @@ def wrong_noise_transposed(key, w, x, y):
     return t + n.T[0], t + n[1]
 
 
-@wrong
+@violated
 def wrong_noise_returned(key, w, x, y):
     """The noise is returned as well."""
     n = Z * normal(key, (4,))
     return unit(x).sum(0) + n, n
 
 
-@wrong
+@violated
 def wrong_own_function_of_that_name(key, w, x, y):
     """The user's own function has the name of JAX's."""
 
@@ -1133,31 +1127,31 @@ def wrong_own_clip_of_that_name(key, w, x, y):
 # --- Wrong: keys --------------------------------------------------------------------------------
 
 
-@wrong
+@violated
 def wrong_key_for_two_leaves(key, w, x, y):
     """All leaves get noise of one key."""
     return jax.tree.map(lambda a: a + Z * normal(key, a.shape), total(clipped(w, x, y)))
 
 
-@wrong
+@violated
 def wrong_key_returned(key, w, x, y):
     """The key is returned after its use."""
     return noisy(key, total(clipped(w, x, y))), key
 
 
-@wrong
+@violated
 def wrong_key_numbers_returned(key, w, x, y):
     """A function of the key is returned."""
     return unit(x).sum(0) + Z * normal(key, (4,)), jax.random.key_data(key) + 1
 
 
-@wrong
+@violated
 def wrong_bits_of_the_key_returned(key, w, x, y):
     """Random bits of the same key are returned."""
     return unit(x).sum(0) + Z * normal(key, (4,)), jax.random.bits(key)
 
 
-@wrong
+@violated
 def wrong_keys_stacked_and_returned(key, w, x, y):
     """The keys of all iterations are returned."""
     t = unit(x).sum(0) / 2
@@ -1169,13 +1163,13 @@ def wrong_keys_stacked_and_returned(key, w, x, y):
     return jax.lax.scan(body, key, None, length=4)[1]
 
 
-@wrong
+@violated
 def wrong_constant_key(key, w, x, y):
     """The key is the same in every call."""
     return noisy(jax.random.key(0), total(clipped(w, x, y)))
 
 
-@wrong
+@violated
 def wrong_constant_raw_key(key, w, x, y):
     """The key is the same in every call."""
     return noisy(jax.random.PRNGKey(0), total(clipped(w, x, y)))
@@ -1195,14 +1189,14 @@ def wrong_seed_used_twice(key, w, x, y):
     return t + Z * normal(one, (4,)), t + Z * normal(two, (4,))
 
 
-@wrong
+@violated
 def wrong_key_of_sampling(key, w, x, y):
     """The batch and the noise are drawn with one key."""
     mask = jax.random.bernoulli(key, 0.5, (len(x),))
     return (unit(x) * mask[:, None]).sum(0) + Z * normal(key, (4,))
 
 
-@wrong
+@violated
 def wrong_split_and_fold_in(key, w, x, y):
     """`split` and `fold_in` give the same key."""
     t = unit(x).sum(0) / 2**0.5
@@ -1210,14 +1204,14 @@ def wrong_split_and_fold_in(key, w, x, y):
     return t + Z * normal(one, (4,)), t + Z * normal(two, (4,))
 
 
-@wrong
+@violated
 def wrong_key_and_its_child(key, w, x, y):
     """A key is used and split."""
     t = unit(x).sum(0) / 2**0.5
     return t + Z * normal(key, (4,)), t + Z * normal(jax.random.split(key)[0], (4,))
 
 
-@wrong
+@violated
 def wrong_key_cloned(key, w, x, y):
     """A clone is the same key."""
     t = unit(x).sum(0) / 2**0.5
@@ -1238,7 +1232,7 @@ def wrong_number_folded_in_repeated(key, w, x, y):
     return jnp.stack([unit(x).sum(0) / 3**0.5] * 3) + Z * noise
 
 
-@wrong
+@violated
 def wrong_zero_folded_in(key, w, x, y):
     """The number folded in is the same in every iteration."""
 
@@ -1248,7 +1242,7 @@ def wrong_zero_folded_in(key, w, x, y):
     return jax.lax.scan(body, 0, jnp.arange(4))[1]
 
 
-@wrong
+@violated
 def wrong_boolean_folded_in(key, w, x, y):
     """The number folded in is the same in all iterations but one."""
 
@@ -1260,7 +1254,7 @@ def wrong_boolean_folded_in(key, w, x, y):
     return jax.lax.scan(body, 0, jnp.arange(4))[1]
 
 
-@wrong
+@violated
 def wrong_key_of_every_iteration(key, w, x, y):
     """One key for all iterations."""
 
@@ -1270,7 +1264,7 @@ def wrong_key_of_every_iteration(key, w, x, y):
     return jax.lax.scan(body, 0, jnp.arange(4))[1]
 
 
-@wrong
+@violated
 def wrong_too_few_keys(key, w, x, y):
     """The last key is used in six iterations."""
     keys = jax.random.split(key, 2)
@@ -1320,7 +1314,7 @@ def wrong_key_reset_in_a_loop(key, w, x, y):
     return jax.lax.scan(body, first, None, length=4)[1]
 
 
-@wrong
+@violated
 def wrong_inner_number_folded_in(key, w, x, y):
     """The outer loop repeats the keys of the inner one."""
 
@@ -1333,7 +1327,7 @@ def wrong_inner_number_folded_in(key, w, x, y):
     return jax.lax.scan(outer, jnp.zeros(4), jnp.arange(3))[0]
 
 
-@wrong
+@violated
 def wrong_sum_of_numbers_folded_in(key, w, x, y):
     """0 + 1 and 1 + 0 give the same key."""
 
@@ -1349,82 +1343,82 @@ def wrong_sum_of_numbers_folded_in(key, w, x, y):
 # --- Wrong: the number of records, and samples --------------------------------------------------
 
 
-@wrong
+@violated
 def wrong_divided_by_length(key, w, x, y):
     """The number of records is private."""
     return jax.tree.map(lambda a: a / len(x), noisy(key, total(clipped(w, x, y))))
 
 
-@wrong
+@violated
 def wrong_sum_of_ones(key, w, x, y):
     """The number of records, as a sum."""
     return updated(w, noisy(key, total(clipped(w, x, y))), jnp.ones(len(x)).sum())
 
 
-@wrong
+@violated
 def wrong_sum_of_ones_like(key, w, x, y):
     """The number of records, as a sum."""
     return updated(w, noisy(key, total(clipped(w, x, y))), jnp.ones_like(y).sum())
 
 
-@wrong
+@violated
 def wrong_largest_position(key, w, x, y):
     """The number of records less one."""
     return unit(x).sum(0) + Z * normal(key, (4,)), jnp.arange(len(x)).max()
 
 
-@wrong
+@violated
 def wrong_last_cumulative_sum(key, w, x, y):
     """The number of records, as a cumulative sum."""
     return unit(x).sum(0) + Z * normal(key, (4,)), jnp.cumsum(jnp.ones(len(x)))[-1]
 
 
-@wrong
+@violated
 def wrong_product_of_ones(key, w, x, y):
     """The number of records, as a product."""
     return unit(x).sum(0) + Z * normal(key, (4,)), jnp.ones(len(x)) @ jnp.ones(len(x))
 
 
-@wrong
+@violated
 def wrong_length_of_microbatches(key, w, x, y):
     """The program takes even numbers of records only."""
     t = unit(x.reshape(2, -1, 4).reshape(-1, 4)).sum(0)
     return (t + Z * normal(key, (4,))) / len(x)
 
 
-@wrong
+@violated
 def wrong_length_as_position(key, w, x, y):
     """An entry of a table at the number of records."""
     return unit(x).sum(0) + Z * normal(key, (4,)), w["a"].reshape(-1)[len(x)]
 
 
-@wrong
+@violated
 def wrong_length_as_end(key, w, x, y):
     """As many entries of a table as there are records."""
     return unit(x).sum(0) + Z * normal(key, (4,)), w["a"].reshape(-1)[: len(x)].sum()
 
 
-@wrong
+@violated
 def wrong_length_as_bound(key, w, x, y):
     """A random number below the number of records."""
     noise, other = jax.random.split(key)
     return unit(x).sum(0) + Z * normal(noise, (4,)), jax.random.randint(other, (), 0, len(x))
 
 
-@wrong
+@violated
 def wrong_length_as_exponent(key, w, x, y):
     """A power of the number of records."""
     return (unit(x).sum(0) + Z * normal(key, (4,))) ** len(x)
 
 
-@wrong
+@violated
 def wrong_length_as_iterations(key, w, x, y):
     """As many iterations as there are records."""
     value = unit(x).sum(0) + Z * normal(key, (4,))
     return jax.lax.fori_loop(0, len(x), lambda i, v: 0.9 * v, value)
 
 
-@wrong
+@violated
 def wrong_length_counted(key, w, x, y):
     """A loop counts the records."""
 
@@ -1446,13 +1440,13 @@ def wrong_length_added(key, w, x, y):
     return jax.lax.scan(body, jnp.zeros(4), x)[0] + Z * normal(key, (4,))
 
 
-@wrong
+@violated
 def wrong_release_repeated(key, w, x, y):
     """The noisy sum, as often as there are records."""
     return ((unit(x).sum(0) + Z * normal(key, (4,))) * jnp.ones((len(x), 1))).sum(0)
 
 
-@wrong
+@violated
 def wrong_divided_by_sample(key, w, x, y):
     """The size of the sample is returned."""
     sample, noise = jax.random.split(key)
@@ -1461,7 +1455,7 @@ def wrong_divided_by_sample(key, w, x, y):
     return t / jnp.maximum(mask.sum(), 1)
 
 
-@wrong
+@violated
 def wrong_mask_returned(key, w, x, y):
     """The sample is returned."""
     sample, noise = jax.random.split(key)
@@ -1469,7 +1463,7 @@ def wrong_mask_returned(key, w, x, y):
     return (unit(x) * mask[:, None]).sum(0) + Z * normal(noise, (4,)), mask
 
 
-@wrong
+@violated
 def wrong_mask_of_the_next_iteration(key, w, x, y):
     """The sample of the next iteration is returned."""
 
@@ -1485,42 +1479,42 @@ def wrong_mask_of_the_next_iteration(key, w, x, y):
 # --- Wrong: what is not noisy -------------------------------------------------------------------
 
 
-@wrong
+@violated
 def wrong_mean_loss(key, w, x, y):
     """The mean loss is returned."""
     losses = jax.vmap(loss, (None, 0, 0))(w, x, y)
     return noisy(key, total(clipped(w, x, y))), losses.mean()
 
 
-@wrong
+@violated
 def wrong_momentum_without_noise(key, w, x, y):
     """The momentum is of the sum without noise."""
     t = total(clipped(w, x, y))
     return noisy(key, t), jax.tree.map(lambda a: 0.9 * a, t)
 
 
-@wrong
+@violated
 def wrong_largest_class(key, w, x, y):
     """The largest entry of the sum is returned."""
     t = unit(x).sum(0)
     return t + Z * normal(key, (4,)), jnp.argmax(t)
 
 
-@wrong
+@violated
 def wrong_branch_of_the_data(key, w, x, y):
     """A branch depends on the records."""
     t = unit(x).sum(0)
     return jax.lax.cond(x.sum() > 0, lambda: t, lambda: t + Z * normal(key, (4,)))
 
 
-@wrong
+@violated
 def wrong_known_branch(key, w, x, y):
     """The branch taken has no noise."""
     t = unit(x).sum(0)
     return jax.lax.cond(w["b"].sum() == 0, lambda: t, lambda: t + Z * normal(key, (4,)))
 
 
-@wrong
+@violated
 def wrong_random_branch(key, w, x, y):
     """In half of the calls there is no noise."""
     coin, noise = jax.random.split(key)
@@ -1529,21 +1523,21 @@ def wrong_random_branch(key, w, x, y):
     return jax.lax.cond(heads, lambda: t, lambda: t + Z * normal(noise, (4,)))
 
 
-@wrong
+@violated
 def wrong_iterations_of_the_data(key, w, x, y):
     """The number of iterations depends on the records."""
     count = jax.lax.while_loop(lambda c: c < x.sum(), lambda c: c + 1.0, 0.0)
     return unit(x).sum(0) + Z * normal(key, (4,)), count
 
 
-@wrong
+@violated
 def wrong_printed(key, w, x, y):
     """The mean is printed."""
     jax.debug.print("{}", x.mean())
     return unit(x).sum(0) + Z * normal(key, (4,))
 
 
-@wrong
+@violated
 def wrong_printed_in_a_loop(key, w, x, y):
     """The mean is printed in a loop."""
 
@@ -1555,7 +1549,7 @@ def wrong_printed_in_a_loop(key, w, x, y):
     return unit(x).sum(0) + Z * normal(key, (4,))
 
 
-@wrong
+@violated
 def wrong_printed_mask(key, w, x, y):
     """The sample is printed."""
     sample, noise = jax.random.split(key)
@@ -1564,14 +1558,14 @@ def wrong_printed_mask(key, w, x, y):
     return (unit(x) * mask[:, None]).sum(0) + Z * normal(noise, (4,))
 
 
-@wrong
+@violated
 def wrong_printed_key(key, w, x, y):
     """The key is printed."""
     jax.debug.print("{}", jax.random.key_data(key))
     return unit(x).sum(0) + Z * normal(key, (4,))
 
 
-@wrong
+@violated
 def wrong_callback(key, w, x, y):
     """The records leave the program."""
     shape = jax.ShapeDtypeStruct((), jnp.float32)
