@@ -1011,7 +1011,7 @@ class _Analysis:
                 key = value.key
                 if key is not None and key.span is not None:
                     key = Key((*key.path, ("each", uid, *key.span)))
-                loop = None
+                loop: Any = None
                 if value.known is not None and _rows_differ(value.known):
                     counted = np.arange(scan.length) + value.known.flat[0]
                     if np.array_equal(value.known, counted) and not scan.reverse:
@@ -1054,8 +1054,10 @@ class _Analysis:
                         if counters[position] == 1 and value.known is not None and not scan.reverse:
                             loop = uid, "iteration", float(value.known)
                     # What it depends on after an iteration is one more draw.
-                    marks.append(next(self.numbers))
-                    draws_inside = value.draws | {marks[-1]}
+                    draws_inside = value.draws
+                    if position not in counters:
+                        marks.append(next(self.numbers))
+                        draws_inside |= {marks[-1]}
                     inside.append(Public(facts, draws=draws_inside, key=key, loop=loop))
             outputs = self.inline(body, [*consts, *inside, *rows])
             after = outputs[: scan.num_carry]

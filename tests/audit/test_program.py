@@ -367,6 +367,26 @@ def masked_sum(key, w, x, y):
     return jnp.where((y > 0)[:, None], unit(x), 0.0).sum(0) + Z * normal(key, (4,))
 
 
+@right
+def sum_of_noises(key, w, x, y):
+    noise = sum(normal(k, (4,)) for k in jax.random.split(key, 3))
+    return unit(x).sum(0) + Z * noise
+
+
+@right
+def noise_by_a_schedule(key, w, x, y):
+    def body(i, value):
+        return value + unit(x).sum(0) + 2 * Z * (1.0 + i) * normal(fold(key, i), (4,))
+
+    return jax.lax.fori_loop(0, 3, body, jnp.zeros(4))
+
+
+@right
+def public_bound(key, w, x, y):
+    bound = w["a"].sum()
+    return by_norm(x, jnp.linalg.norm(x, axis=1) / bound) + Z * bound * normal(key, (4,))
+
+
 # --- Right: models -----------------------------------------------------------------------------
 
 
