@@ -367,7 +367,7 @@ def chosen(condition: Facts, by_answer: Mapping[bool, Facts]) -> Facts:
     for one, other in ((a, b), (b, a)):
         if one.interval == (0.0, 0.0):
             kept = replace(other, norm_of=None, total={}, square={}, norm={}, smaller={})
-            return replace(kept, interval=interval)
+            return replace(kept, interval=interval, uniform=False)
     join = (
         max if condition.uniform else math.hypot
     )  # some entries are of one side, some of the other

@@ -678,6 +678,15 @@ def wrong_mixture_of_two(key, w, x, y):
 
 
 @wrong
+def wrong_mixture_by_masked_condition(key, w, x, y):
+    """The condition of a record is masked in some entries: a mixture again."""
+    u = unit(x)
+    positive = jnp.broadcast_to((x[:, 0] > 0)[:, None], x.shape)
+    first = jnp.where(jnp.array([True, True, False, False]), positive, False)
+    return jnp.where(first, u, u[:, ::-1]).sum(0) + Z * normal(key, (4,))
+
+
+@wrong
 def wrong_entries_twice(key, w, x, y):
     """Clipped records side by side with themselves."""
     u = unit(x)
