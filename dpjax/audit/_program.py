@@ -7,6 +7,7 @@ independent normal noise is a release, and public from then on. What is not unde
 taken for safe: it becomes `Mixed`, and the answer "not decided" or "violated".
 """
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -238,13 +239,16 @@ def check_program(
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(outputs)]
     published, names = [], []
     for path, value in zip(paths, values, strict=True):
-        is_private = any(path.startswith(beginning) for beginning in private_outputs)
+        is_private = any(
+            path.startswith(beginning) and path[len(beginning) :][:1] in ("", "[", ".")
+            for beginning in private_outputs
+        )
         names.append(None if is_private else path or "the result")
         if names[-1] is not None:
             published.append(value)
             analysis.check_output(names[-1], value)
-    analysis.check_keys(values)
-    analysis.check_randomness(published)
+    analysis.check_keys([*values, *analysis.shown])
+    analysis.check_randomness([*published, *analysis.shown])
     if adjacency == "add_remove":
         analysis.check_length(step, args, positions, program, names)
 
@@ -256,6 +260,8 @@ def check_program(
             f"the noise multiplier is {found:.4g}, less than the {noise_multiplier:g} declared",
             ", ".join(dict.fromkeys(release.where for release in analysis.releases)),
         )
+    elif math.isnan(found) and not analysis.findings:
+        analysis.report(False, "the noise multiplier is not known")
     findings = tuple(analysis.findings)
     verdict: Verdict = "shown"
     if findings:
@@ -291,7 +297,11 @@ class _Analysis:
       findings, releases, trusted: what was found.
       bits: keys that random numbers were drawn from, with the lines.
       samples: draws that per-record values depend on.
-      groups: the number of the next array, draw, sum or loop.
+      numbers: the number of the next array, draw, sum or loop.
+      shown: arrays that leave the program other than as outputs.
+      public_vars: variables that are public arrays, in one evaluation at least.
+      shared_vars: variables that are public arrays or sums, in one evaluation at least.
+      line: of the equation before.
     """
 
     length: int
@@ -301,6 +311,9 @@ class _Analysis:
     bits: list[tuple[Key, str, int]] = field(default_factory=list)
     samples: set[int] = field(default_factory=set)
     numbers: Any = field(default_factory=itertools.count)
+    shown: list[Public] = field(default_factory=list)
+    public_vars: set[Var] = field(default_factory=set)
+    shared_vars: set[Var] = field(default_factory=set)
     line: str = ""
 
     def report(
@@ -334,7 +347,7 @@ class _Analysis:
         if _is_key(const):
             return Public(key=Key(("constant", next(self.numbers))), constant=True)
         varies = np.ndim(const) > 0 and bool(np.any(np.asarray(const) != np.ravel(const)[:1]))
-        if varies and np.shape(const)[0] == self.length:
+        if varies and self.length in np.shape(const):
             self.report(
                 False,
                 f"the program closes over an array of shape {np.shape(const)}, as long as the"
@@ -378,6 +391,8 @@ class _Analysis:
                 where = ", ".join(dict.fromkeys([one.where, other.where]))
                 self.report(True, "the same noise is added to several sums", where)
         noise = {draw for release in self.releases for draw, _ in release.noise}
+        if noise & self.samples:
+            self.report(True, "the noise of a release chooses or changes records")
         for value in published:
             if isinstance(value, Mixed):
                 continue
@@ -398,6 +413,9 @@ class _Analysis:
         for key, where, number in self.bits:
             if key.path[0] == "constant" and number in noise:
                 self.report(True, "a key is a constant of the program", where)
+            if key.path[0] == "seed" and number in noise:
+                reason = "a key is made of a public number: the argument must be a key"
+                self.report(False, reason, where)
             if key.path[0] == "unknown" and number in noise:
                 self.report(False, "a key is derived in a way that is not followed", where)
         for value in outputs:
@@ -415,15 +433,22 @@ class _Analysis:
         paths: Sequence[str | None],
     ) -> None:
         """Reports constants that depend on the number of records and reach a published output."""
-        longer = [
-            jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[-1:]]), argument)
-            if position in positions
-            else argument
-            for position, argument in enumerate(args)
-        ]
-        try:
-            other = jax.make_jaxpr(step)(*longer)
-        except Exception:  # the program takes one number of rows only, which is then public
+        other = None
+        for length in (self.length + 1, self.length + 2, 2 * self.length):
+            if other is not None:
+                break
+
+            def resized(leaf: Any, length: int = length) -> jax.ShapeDtypeStruct:
+                return jax.ShapeDtypeStruct((length, *np.shape(leaf)[1:]), jnp.result_type(leaf))
+
+            longer = [
+                jax.tree.map(resized, argument) if position in positions else argument
+                for position, argument in enumerate(args)
+            ]
+            # A program may take some numbers of rows only: multiples of a number of microbatches.
+            with contextlib.suppress(Exception):
+                other = jax.make_jaxpr(step)(*longer)
+        if other is None:  # the program takes one number of rows only, which is then public
             return
         affected = [
             not _is_key(a) and np.shape(a) == np.shape(b) and not np.array_equal(a, b)
@@ -435,7 +460,9 @@ class _Analysis:
         lines: list[str] = []
         try:
             inputs = [*[False] * len(program.jaxpr.invars), *affected]
-            results = _length_dependent(program.jaxpr, other.jaxpr, inputs, lines)
+            results = _length_dependent(
+                program.jaxpr, other.jaxpr, inputs, lines, self.public_vars, self.shared_vars
+            )
         except ValueError:
             self.report(False, "another number of records gives another program")
             return
@@ -513,6 +540,8 @@ class _Analysis:
         for equation in jaxpr.eqns:
             outputs = self.apply(equation, [read(atom) for atom in equation.invars])
             values.update(zip(equation.outvars, outputs, strict=True))
+        self.public_vars |= {v for v, value in values.items() if isinstance(value, Public)}
+        self.shared_vars |= {v for v, one in values.items() if isinstance(one, Public | Sums)}
         return [read(atom) for atom in jaxpr.outvars]
 
     def inline(self, program: ClosedJaxpr, inputs: Sequence[Value]) -> list[Value]:
@@ -540,7 +569,10 @@ class _Analysis:
 
         # Programs in the program.
         if name == "scan":
-            return self.scan(equation, inputs, where)
+            outputs = self.scan(equation, inputs, where)
+            if equation.effects and any(isinstance(value, Mixed) for value in outputs):
+                self.report(False, "records may leave the program in a loop", where)
+            return outputs
         if name == "while":
             return self.while_loop(equation, inputs, where)
         if name == "cond":
@@ -549,8 +581,10 @@ class _Analysis:
             (body, *_) = bodies_of(equation)
             if len(body.jaxpr.invars) == len(inputs):
                 return self.inline(body, inputs)
-        if equation.effects and private:
-            self.report(True, f"records reach {name}, which leaves the program", where)
+        if equation.effects or name.endswith("callback"):
+            if private:
+                self.report(True, f"records reach {name}, which leaves the program", where)
+            self.shown += [value for value in inputs if isinstance(value, Public)]
         if not equation.outvars:
             return []
 
@@ -587,8 +621,9 @@ class _Analysis:
 
         # Noise stays noise, and keys keys, under maps that keep their entries.
         key = _key_after(equation, values)
-        loops = {value.loop for value in values if value.loop is not None}
-        loop = loops.pop() if len(loops) == 1 and name in _KEEPS_LOOP else None
+        if key is None:
+            draws = draws.union(*(self.draws_of(value, self.line) for value in values))
+        loop = self.loop_after(equation, values)
         outputs: list[Value] = []
         for number, var in enumerate(equation.outvars):
             source = number if name == "sort" else 0
@@ -610,6 +645,28 @@ class _Analysis:
             )
         return outputs
 
+    def draws_of(self, value: Value, where: str) -> frozenset[int]:
+        """The draws that an array depends on; a key that is not followed further is drawn from."""
+        if isinstance(value, Public) and value.key is not None:
+            return value.draws | {self.draw(value, where)}
+        return value.draws
+
+    def loop_after(self, equation: JaxprEqn, values: Sequence[Public]) -> Any:
+        """The loop in whose iterations an output has different values, and which."""
+        name, dtype = equation.primitive.name, aval(equation.outvars[0]).dtype
+        loops = [value.loop for value in values if value.loop is not None]
+        if len(loops) != 1 or not _is_wide(dtype):
+            return None
+        if name in ("convert_element_type", "reshape", "squeeze", "broadcast_in_dim"):
+            return loops[0] if _is_wide(aval(equation.invars[0]).dtype) else None
+        if name == "add" or (name == "sub" and values[0].loop is not None):
+            (other,) = [value for value in values if value.loop is None]
+            if other.known is None or other.known.size != 1:
+                return None
+            shift = float(other.known.item()) * (-1 if name == "sub" else 1)
+            return (*loops[0][:2], loops[0][2] + shift)
+        return None
+
     def distinct_after(self, equation: JaxprEqn, value: Public, number: int) -> Any:
         """The name of an output's different entries."""
         name, params = equation.primitive.name, equation.params
@@ -620,6 +677,11 @@ class _Analysis:
         if name == "slice":
             cut = params["start_indices"], params["limit_indices"], params["strides"]
             return value.distinct, tuple(map(_hashable, cut))
+        if name == "convert_element_type":
+            limits = _dtype_facts(aval(equation.outvars[0]).dtype).interval
+            wide = _is_wide(aval(equation.outvars[0]).dtype)
+            if not wide or _within(value.facts.interval, limits) != value.facts.interval:
+                return None
         same_size = aval(equation.outvars[number]).size == aval(equation.invars[0]).size
         return value.distinct if same_size else None
 
@@ -631,7 +693,8 @@ class _Analysis:
         if not isinstance(value, Public) or not _is_normal(equation):
             return None
         number = self.draw(value, where)
-        return Public(draws=frozenset([number]), normal=Normal(frozenset([(number, None)]), 1.0))
+        region = 0, math.prod(aval(equation.outvars[0]).shape)
+        return Public(draws=frozenset([number]), normal=Normal(frozenset([(number, region)]), 1.0))
 
     def draw(self, key: Value, where: str) -> int:
         """The number of a draw from a key."""
@@ -672,6 +735,9 @@ class _Analysis:
             not isinstance(one, Records) or one.axes != (0,) or one.block > 1 for one in private
         ):
             return None
+        if len({(one.order, one.each_once) for one in private if isinstance(one, Records)}) > 1:
+            reason = f"{_TRUSTED[name]} gets records at different positions"
+            return [Mixed(reason, where, True, draws) for _ in equation.outvars]
         self.trusted.add(_TRUSTED[name])
 
         # Rows of padding repeat records: their mask must be among the arguments.
@@ -707,20 +773,38 @@ class _Analysis:
         """The outputs of an equation with sums over records: linear maps, and noise."""
         name, shape = equation.primitive.name, aval(equation.outvars[0]).shape
         mixed = Mixed(f"a sum over the records enters {name}", where, True, draws)
-        first = inputs[0]
+        first, dtype = inputs[0], aval(equation.outvars[0]).dtype
+        if not jnp.issubdtype(dtype, jnp.floating) and name in (
+            "mul",
+            "div",
+            "convert_element_type",
+        ):
+            return [replace(mixed, reason=f"{name} of a sum over the records gives {dtype}")]
 
         if name in ("add", "add_any", "sub"):
             sign = -1.0 if name == "sub" else 1.0
-            terms = [self.as_sums(value, where) for value in inputs]
+            terms = [
+                self.as_sums(value, where, aval(atom))
+                for value, atom in zip(inputs, equation.invars, strict=True)
+            ]
+            terms = [
+                term and term.scaled(_repeats(atom, shape))
+                for term, atom in zip(terms, equation.invars, strict=True)
+            ]
             for term, other, times in ((terms[0], inputs[1], 1.0), (terms[1], inputs[0], sign)):
                 if not isinstance(other, Public) or term is None:
                     continue
                 sums = term.scaled(times)
+                if sums.carried and not _is_zero(other):
+                    reason = "a number is added to a sum over records in every iteration"
+                    return [Mixed(reason, where, False, draws)]
                 if other.normal is None:
                     return [replace(sums, draws=draws)]
-                if sums.carried or any(aval(v).shape != shape for v in equation.invars):
+                if any(aval(v).shape != shape for v in equation.invars):
                     return [replace(sums, draws=draws)]
                 noise = other.normal
+                if sums.draws & {draw for draw, _ in noise.parts}:
+                    return [replace(mixed, reason="the noise is not independent of the sum")]
                 self.releases.append(_Release(sums.blocks, noise.deviation, noise.parts, 1, where))
                 return [Public()]
             if terms[0] is None or terms[1] is None:
@@ -734,8 +818,11 @@ class _Analysis:
             if name == "div" and summed is not first:
                 return [mixed]
             facts = factor.facts if name == "mul" else _values.inverted(factor.facts)
-            low, high = facts.interval
-            return [replace(summed.scaled(low if low == high else facts.magnitude), draws=draws)]
+            (atom,) = [
+                atom for atom, value in zip(equation.invars, inputs, strict=True) if value is summed
+            ]
+            factor_of = facts.magnitude * _repeats(atom, shape)
+            return [replace(summed.scaled(factor_of), draws=draws)]
 
         if name == "neg" and isinstance(first, Sums):
             return [replace(first.scaled(-1.0), draws=draws)]
@@ -761,17 +848,22 @@ class _Analysis:
                     return [replace(sums_only[0], draws=draws)]
         return [mixed for _ in equation.outvars]
 
-    def as_sums(self, value: Value, where: str) -> Sums | None:
+    def as_sums(self, value: Value, where: str, array: Any) -> Sums | None:
         """A per-record value of a loop over the records as a term of the sum that it carries."""
         if isinstance(value, Sums):
             return value
         if isinstance(value, Records) and value.axes == ():
-            return self.sum_of(value, where, 1)
+            return self.sum_of(value, where, array)
         return Sums(({},)) if isinstance(value, Public) else None
 
-    def sum_of(self, value: Records, where: str, size: int) -> Sums:
-        """The sum over the records of a per-record array of ``size`` entries for each."""
+    def sum_of(self, value: Records, where: str, array: Any) -> Sums:
+        """The sum over the records of a per-record array, of the shape and dtype of ``array``."""
         facts, number = value.facts, next(self.numbers)
+        size = math.prod(array.shape)
+        if jnp.issubdtype(array.dtype, jnp.integer):
+            most = self.length * facts.magnitude
+            if not most <= float(jnp.iinfo(array.dtype).max):  # the sum may wrap around
+                facts = Facts()
         choices: list[tuple[Group, int, float]] = [
             (group, one, factor) for group, (one, factor) in facts.clipped.items()
         ]
@@ -814,18 +906,28 @@ class _Analysis:
         if result is None or (bodies_of(equation) and not name.startswith("scatter")):
             return [undecided for _ in equation.outvars]
 
-        # Facts of the entries.
+        # Facts of the entries; one number of a record is repeated where it meets an array.
         facts = [_facts_of(value) for value in inputs]
+        if any(jnp.issubdtype(aval(v).dtype, jnp.complexfloating) for v in _operands(equation)):
+            return [undecided for _ in equation.outvars]
+        if name in _ELEMENTWISE:
+            entries = math.prod(aval(equation.outvars[0]).shape)
+            facts = [
+                fact.repeated(entries) if aval(v).shape == () and entries > 1 else fact
+                for v, fact in zip(equation.invars, facts, strict=True)
+            ]
+            if name == "select_n" and aval(equation.invars[0]).shape == ():
+                facts[0] = replace(facts[0], uniform=True)
         outputs: list[Value] = []
         for number, var in enumerate(equation.outvars):
             axes = result.axes
             found = _elementwise_facts(name, equation, facts)
             if found is None:
                 found = _structural_facts(equation, facts, inputs, number)
-            found = replace(
-                found, interval=_within(found.interval, _dtype_facts(aval(var).dtype).interval)
-            )
             dtype = aval(var).dtype
+            limited = _within(found.interval, _dtype_facts(dtype).interval)
+            if limited != found.interval:  # numbers may have wrapped around
+                found = Facts(limited)
             if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
                 # Half precision rounds norms and factors.
                 error = float(jnp.finfo(dtype).eps)
@@ -834,13 +936,14 @@ class _Analysis:
             # A sum over all records, or another per-record array.
             if result.is_sum:
                 value = Records(arrays[0].axes, found, order, draws, each_once)
-                outputs.append(self.sum_of(value, where, math.prod(aval(var).shape)))
+                outputs.append(self.sum_of(value, where, aval(var)))
                 continue
             per_row = math.prod(n for axis, n in enumerate(aval(var).shape) if axis not in axes)
             per_row *= result.block
             if per_row == 1:
                 square = {**found.square, **found.total}
-                found = replace(found, square=square, total={**found.total, **found.square})
+                total = {**found.total, **found.square}
+                found = replace(found, square=square, total=total, uniform=True)
             new_order = order if result.order is None else (result.order, order)
             outputs.append(
                 self.records(
@@ -867,8 +970,12 @@ class _Analysis:
         inside = low >= 0 and high <= aval(equation.invars[0]).shape[axis] - 1
         if not inside or not all(_is_zero(other) for other in others):
             return None
-        once = array.each_once | {index.loop}
-        return self.records((), array.facts, order=array.order, draws=array.draws, each_once=once)
+        uid, counter, shift = index.loop
+        once = array.each_once | {uid}
+        order = array.order
+        if (counter, shift) != ("iteration", 0.0):  # not that of the arrays scanned by the loop
+            order = ("row", counter, shift), order
+        return self.records((), array.facts, order=order, draws=array.draws, each_once=once)
 
     # --- Loops and branches --------------------------------------------------------------------
 
@@ -904,8 +1011,13 @@ class _Analysis:
                 key = value.key
                 if key is not None and key.span is not None:
                     key = Key((*key.path, ("each", uid, *key.span)))
-                distinct = value.known is not None and _rows_differ(value.known)
-                loop = uid if distinct else None
+                loop: Any = None
+                if value.known is not None and _rows_differ(value.known):
+                    counted = np.arange(scan.length) + value.known.flat[0]
+                    if np.array_equal(value.known, counted) and not scan.reverse:
+                        loop = uid, "iteration", float(value.known.flat[0])
+                    else:
+                        loop = uid, next(self.numbers), 0.0
                 rows.append(Public(value.facts, None, value.draws, None, key, loop=loop))
             else:
                 return [undecided for _ in equation.outvars]
@@ -913,6 +1025,10 @@ class _Analysis:
         # Carried values: public, or sums of which the loop's own is a term.
         body = scan.body
         counters = _counters(body.jaxpr, scan.num_consts, scan.num_carry)
+        unchanged = [
+            body.jaxpr.outvars[position] is body.jaxpr.invars[scan.num_consts + position]
+            for position in range(scan.num_carry)
+        ]
         kinds = ["sum" if isinstance(value, Sums) else "public" for value in carried]
         for value in carried:
             if isinstance(value, Records):
@@ -920,22 +1036,29 @@ class _Analysis:
         for _ in range(scan.num_carry + 1):
             saved = self._lengths()
             inside: list[Value] = []
+            marks = []
             for position, (kind, value) in enumerate(zip(kinds, carried, strict=True)):
-                if kind == "sum":
+                if kind == "public" and unchanged[position]:
+                    inside.append(value)
+                elif kind == "sum":
                     inside.append(Sums(({},), {(uid, position): 1.0}))
                 else:
                     assert isinstance(value, Public)
-                    key = (
-                        None
-                        if value.key is None
-                        else Key(("carried", uid, position), value.key.span)
-                    )
+                    key = _carried(value.key, ("carried", uid, position))
                     facts, loop = Facts(), None
                     if position in counters:
                         steps = (0.0, counters[position] * (scan.length - 1))
                         last = (min(steps), max(steps))
-                        facts, loop = Facts(_values.plus(value.facts.interval, last)), uid
-                    inside.append(Public(facts, draws=value.draws, key=key, loop=loop))
+                        facts = Facts(_values.plus(value.facts.interval, last))
+                        loop = uid, ("counter", position), 0.0
+                        if counters[position] == 1 and value.known is not None and not scan.reverse:
+                            loop = uid, "iteration", float(value.known)
+                    # What it depends on after an iteration is one more draw.
+                    draws_inside = value.draws
+                    if position not in counters:
+                        marks.append(next(self.numbers))
+                        draws_inside |= {marks[-1]}
+                    inside.append(Public(facts, draws=draws_inside, key=key, loop=loop))
             outputs = self.inline(body, [*consts, *inside, *rows])
             after = outputs[: scan.num_carry]
             changed = [
@@ -952,14 +1075,27 @@ class _Analysis:
                 kinds[position] = "sum"
             self._undo(saved)
 
+        # Draws of one iteration that choose records in the next.
+        if self.samples & set(marks):
+            publics = [value for value in after if isinstance(value, Public)]
+            self.samples |= frozenset().union(*(value.draws for value in publics))
+        self.samples -= set(marks)
+        outputs = [
+            replace(value, draws=value.draws - set(marks)) if isinstance(value, Public) else value
+            for value in outputs
+        ]
+        after = outputs[: scan.num_carry]
+
         # Keys of the body, used once in every iteration.
+        for position, (before, value) in enumerate(zip(carried, after, strict=True)):
+            if kinds[position] == "public" and not unchanged[position]:
+                self.check_carried(before, value, uid, position, where)
         for key, line, _ in self.bits[saved["bits"] :]:
-            varies = any(isinstance(step, tuple) and uid in step for step in key.path)
-            varies = varies or key.path[:2] == ("carried", uid)
+            varies = _varies(key, uid)
             if not varies and scan.length > 1 and key.path[0] != "unknown":
                 self.report(True, "a key is used in every iteration of a loop", line)
-        for value in after:
-            if isinstance(value, Public) and value.key is not None:
+        for position, value in enumerate(after):
+            if isinstance(value, Public) and value.key is not None and not unchanged[position]:
                 for key, line, _ in self.bits[saved["bits"] :]:
                     if _overlap(key, value.key) is not False:
                         self.report(True, "the loop goes on with a key that was used already", line)
@@ -976,17 +1112,20 @@ class _Analysis:
         results: list[Value] = []
         for position, (kind, before, value) in enumerate(zip(kinds, carried, after, strict=True)):
             if kind == "public":
-                results.append(self.after_loop(value, before.draws))
+                if unchanged[position]:
+                    results.append(before)
+                else:
+                    results.append(self.after_loop(before, value, uid, position))
                 continue
-            start = self.as_sums(before, where)
-            end = self.as_sums(value, where)
+            array = aval(equation.outvars[position])
+            start, end = (self.as_sums(one, where, array) for one in (before, value))
             if end is None or start is None:
                 results.append(value if isinstance(value, Mixed) else undecided)
                 continue
             own = end.carried.get((uid, position), 0.0)
             others = {p: c for p, c in end.carried.items() if p != (uid, position)}
-            if others or not 0 <= own <= 1:
-                # Sums of other carried values, as in compensated summation, cancel or not.
+            if others or own > 1:
+                # Sums of other carried values, as in compensated summation.
                 results.append(undecided)
                 continue
             blocks = tuple(
@@ -1000,18 +1139,30 @@ class _Analysis:
             results.append(self._stacked(value, var, uid, scan.length, undecided))
         return results
 
-    def after_loop(self, value: Value, draws: frozenset[int]) -> Public:
+    def after_loop(self, before: Value, after: Value, uid: int, position: int) -> Public:
         """A public value after a loop that carried it."""
-        assert isinstance(value, Public)
-        key = None
-        if value.key is not None:
-            key = Key(("carried out", next(self.numbers)), value.key.span)
-        return Public(draws=value.draws | draws, key=key)
+        assert isinstance(before, Public)
+        assert isinstance(after, Public)
+        key = _carried(before.key, ("carried out", uid, position))
+        return Public(draws=before.draws | after.draws, key=key if after.key else None)
+
+    def check_carried(
+        self, before: Value, after: Value, uid: int, position: int, where: str
+    ) -> None:
+        """Reports a carried key whose next value is not derived from it."""
+        if not isinstance(before, Public) or before.key is None:
+            return
+        key = after.key if isinstance(after, Public) else None
+        start = _carried(before.key, ("carried", uid, position))
+        assert start is not None
+        own = key is not None and key.path[: len(start.path)] == start.path
+        if key is None or not own or len(key.path) == len(start.path):
+            self.report(False, "a loop carries a key in a way that is not followed", where)
 
     def _stacked(self, value: Value, var: Any, uid: int, length: int, undecided: Mixed) -> Value:
         """The values of all iterations, one after another."""
         if isinstance(value, Public):
-            return Public(value.facts, None, value.draws)
+            return Public(value.facts, None, self.draws_of(value, self.line))
         if isinstance(value, Mixed):
             return value
         if isinstance(value, Records) and uid in value.each_once:
@@ -1050,6 +1201,8 @@ class _Analysis:
             if any(_reached(condition.jaxpr, [*private[:of_condition], *carried])):
                 reason = "the number of iterations of a loop depends on the records"
                 self.report(True, reason, where)
+            if equation.effects:
+                self.report(True, "records may leave the program in a loop", where)
             undecided = Mixed("the check does not follow this loop", where, False, draws)
             return [undecided if is_private else Public(draws=draws) for is_private in carried]
         uid, saved = next(self.numbers), len(self.bits)
@@ -1058,21 +1211,23 @@ class _Analysis:
         inside = []
         for position, value in enumerate(inputs[num_consts:]):
             assert isinstance(value, Public)
-            key = None
-            if value.key is not None:
-                key = Key(("carried", uid, position), value.key.span)
-            loop = uid if position in counters else None
+            key = _carried(value.key, ("carried", uid, position))
+            loop = (uid, ("counter", position), 0.0) if position in counters else None
             inside.append(Public(draws=value.draws, key=key, loop=loop))
         consts = inputs[equation.params["cond_nconsts"] : num_consts]
         outputs = self.inline(body, [*consts, *inside])
+        for position, (before, value) in enumerate(zip(inputs[num_consts:], outputs, strict=True)):
+            self.check_carried(before, value, uid, position, where)
         for key, line, _ in self.bits[saved:]:
-            varies = key.path[:2] == ("carried", uid) or any(
-                isinstance(step, tuple) and uid in step for step in key.path
-            )
-            if not varies and key.path[0] != "unknown":
+            if not _varies(key, uid) and key.path[0] != "unknown":
                 self.report(False, "a key may be used in every iteration of a loop", line)
         draws = frozenset().union(draws, *(value.draws for value in outputs))
-        return [self.after_loop(value, draws) for value in outputs]
+        return [
+            replace(self.after_loop(before, value, uid, position), draws=draws)
+            for position, (before, value) in enumerate(
+                zip(inputs[num_consts:], outputs, strict=True)
+            )
+        ]
 
     def cond(self, equation: JaxprEqn, inputs: list[Value], where: str) -> list[Value]:
         """The outputs of one of several branches."""
@@ -1089,7 +1244,7 @@ class _Analysis:
         results = [self.inline(branch, operands) for branch in branches]
         joined: list[Value] = []
         for values in zip(*results, strict=True):
-            draws = frozenset().union(*(value.draws for value in values)) | choice.draws
+            draws = choice.draws.union(*(self.draws_of(value, where) for value in values))
             if all(isinstance(value, Public) for value in values):
                 joined.append(Public(draws=draws))
             else:
@@ -1160,7 +1315,6 @@ _KEEPS_DISTINCT = {
     "convert_element_type",
     "broadcast_in_dim",
 }
-_KEEPS_LOOP = {"add", "sub", "convert_element_type", "reshape", "squeeze", "broadcast_in_dim"}
 _REDUCTIONS = {
     "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or",
     "reduce_xor", "argmax", "argmin",
@@ -1184,6 +1338,7 @@ def _elementwise_facts(name: str, equation: JaxprEqn, facts: Sequence[Facts]) ->
     if name not in _ELEMENTWISE:
         return None
     first = facts[0]
+    is_integer = jnp.issubdtype(aval(equation.outvars[0]).dtype, jnp.integer)
     if name == "mul":
         same = equation.invars[0] is equation.invars[1]
         return _values.squared(first) if same else _values.multiplied(first, facts[1])
@@ -1191,6 +1346,9 @@ def _elementwise_facts(name: str, equation: JaxprEqn, facts: Sequence[Facts]) ->
         return _values.squared(first)
     if name == "integer_pow" and equation.params["y"] == -1:
         return _values.inverted(first)
+    if name == "div" and is_integer:  # rounds
+        low, high = _values.multiplied(first, _values.inverted(facts[1])).interval
+        return Facts((low - 1, high + 1))
     if name == "div":
         return _values.multiplied(first, _values.inverted(facts[1]))
     if name in ("add", "add_any"):
@@ -1225,11 +1383,16 @@ def _elementwise_facts(name: str, equation: JaxprEqn, facts: Sequence[Facts]) ->
         low, high = first.interval
         least = max(low, -high, 0.0)
         return replace(first, interval=(least, first.magnitude), smaller={})
-    if name in ("convert_element_type", "real", "conj", "reduce_precision"):
-        dtype = aval(equation.outvars[0]).dtype
-        if jnp.issubdtype(dtype, jnp.inexact) or jnp.issubdtype(dtype, jnp.bool_):
+    if name == "convert_element_type":
+        before, dtype = aval(equation.invars[0]).dtype, aval(equation.outvars[0]).dtype
+        if jnp.issubdtype(dtype, jnp.inexact) or before == dtype:
             return first
-        return Facts(first.interval if math.isfinite(first.magnitude) else _values.REALS)
+        if dtype == jnp.bool_:
+            return Facts((0.0, 1.0))
+        if jnp.issubdtype(before, jnp.integer) or before == jnp.bool_:
+            return first
+        low, high = first.interval
+        return Facts((low - 1, high + 1))
     if name == "is_finite":
         return Facts((1.0, 1.0))
     if name in ("eq", "ne"):
@@ -1268,16 +1431,10 @@ def _structural_facts(
     if name in _MOVES and isinstance(inputs[0], Records):
         repeats = max(1.0, math.prod(out) / max(math.prod(before), 1))
         kept = math.prod(out) == math.prod(before)
-        moved = replace(
-            first, total=first.total if kept or repeats > 1 else {}, smaller=first.smaller
-        )
-        if name in ("slice", "dynamic_slice", "split", "rev") or repeats > 1:
+        moved = replace(first, total=first.total if kept or repeats > 1 else {})
+        if name in ("slice", "dynamic_slice", "split", "rev"):
             moved = replace(moved, norm_of=None)
-        if repeats > 1:
-            scale = math.sqrt(repeats)
-            grown = first.scaled(1.0, scale)
-            moved = replace(moved, within=grown.within, clipped=grown.clipped)
-        return moved
+        return moved.repeated(repeats) if repeats > 1 else moved
     if name == "reduce_sum":
         terms = math.prod(before[axis] for axis in equation.params["axes"])
         records = inputs[0].axes if isinstance(inputs[0], Records) else ()
@@ -1305,7 +1462,7 @@ def _structural_facts(
             ends.append(facts[1].interval)
         return Facts((min(low for low, _ in ends), max(high for _, high in ends)))
     if name in _ENTRIES_KEPT and name != "gather":
-        return Facts(first.interval)
+        return Facts(facts[number if name == "sort" else 0].interval)
     return Facts()
 
 
@@ -1327,7 +1484,13 @@ def _product_facts(equation: JaxprEqn, facts: Sequence[Facts], inputs: Sequence[
     dims = [len(shape) for shape in shapes]
     if set(records[0]) <= set(contracted[0]) or set(records[1]) <= set(contracted[1]):
         if any(dims[i] == len(contracted[i]) and terms == 1 for i in (0, 1)):
-            return _values.multiplied(facts[0], facts[1])
+            # The one number is a factor of all entries of the other array.
+            entries = math.prod(aval(equation.outvars[0]).shape)
+            given = [
+                fact.repeated(entries) if dims[i] == len(contracted[i]) else fact
+                for i, fact in enumerate(facts)
+            ]
+            return _values.multiplied(*given)
 
         # Outer products of clipped arrays.
         clipped: dict[Group, tuple[int, float]] = {}
@@ -1388,6 +1551,8 @@ def _axes_after(equation: JaxprEqn, inputs: Sequence[Value]) -> _Axes | None:
         return _Axes(moved, block=block) if tuple(sorted(moved)) == moved else None
     if name == "squeeze" and first is not None:
         gone = params["dimensions"]
+        if set(gone) & set(first):  # one record is left
+            return None
         return _Axes(tuple(axis - sum(g < axis for g in gone) for axis in first))
     if name == "reshape" and first is not None:
         before = shapes[0]
@@ -1426,7 +1591,9 @@ def _axes_after(equation: JaxprEqn, inputs: Sequence[Value]) -> _Axes | None:
         return _axes_of_convolution(equation, inputs)
     if name in ("reduce_window_max", "reduce_window_sum", "reduce_window") and first is not None:
         untouched = all(
-            params["window_dimensions"][axis] == 1 and params["window_strides"][axis] == 1
+            params["window_dimensions"][axis] == 1
+            and params["window_strides"][axis] == 1
+            and tuple(params["padding"][axis]) == (0, 0)
             for axis in first
         )
         return _Axes(first) if untouched and len(inputs) == 1 else None
@@ -1526,6 +1693,7 @@ def _axes_of_gather(equation: JaxprEqn, inputs: Sequence[Value]) -> _Axes | None
             and isinstance(indices, Public)
             and index_rank == 2
             and indices.distinct is not None
+            and (_is_inside(indices, shape[axis]) or _is_batch(indices.distinct))
         ):
             # Different records, at public positions.
             found.add((places[0],))
@@ -1666,8 +1834,11 @@ def _normal_after(equation: JaxprEqn, values: Sequence[Public], number: int) -> 
                 return None
             parts |= one.normal.parts
         return Normal(parts, min(one.normal.deviation for one in values if one.normal))
-    if name in ("reshape", "squeeze", "neg", "expand_dims", "convert_element_type"):
+    if name in ("reshape", "squeeze", "neg", "expand_dims"):
         return normal
+    if name == "convert_element_type":
+        floating = jnp.issubdtype(aval(equation.outvars[0]).dtype, jnp.floating)
+        return normal if floating else None
     if name == "broadcast_in_dim":
         return normal if math.prod(out) == math.prod(before) else None
     if name in ("transpose", "rev"):
@@ -1683,8 +1854,8 @@ def _normal_after(equation: JaxprEqn, values: Sequence[Public], number: int) -> 
         row = math.prod(before[1:])
         parts = frozenset()
         for draw, region in normal.parts:
-            if len(normal.parts) == 1 and rest_kept:
-                begin = (region[0] if region else 0) + start * row
+            if len(normal.parts) == 1 and rest_kept and region is not None:
+                begin = region[0] + start * row
                 region = begin, begin + math.prod(out)
             parts |= {(draw, region)}
         return replace(normal, parts=parts)
@@ -1725,11 +1896,27 @@ def _key_after(equation: JaxprEqn, values: Sequence[Public]) -> Key | None:
         if index.known is not None:
             start = key.span[0] + int(np.clip(index.known, 0, before.shape[0] - out.shape[0]))
             return Key(key.path, (start, start + out.shape[0]))
-        if index.loop is not None and out.shape[0] == 1:
-            return Key((*key.path, ("each", index.loop, *key.span)), (0, 1))
-    if name == "convert_element_type":
+        if index.loop is not None and out.shape[0] == 1 and _is_inside(index, before.shape[0]):
+            return Key((*key.path, ("each", index.loop[0], *key.span)), (0, 1))
+    if name == "convert_element_type" and before.dtype == out.dtype:
         return key
     return None
+
+
+def _carried(key: Key | None, step: tuple[str, int, int]) -> Key | None:
+    """The key that a loop carries, all that it becomes being derived from that before the loop."""
+    if key is None:
+        return None
+    span = () if key.span is None else (key.span,)
+    return Key((*key.path, *span, step), key.span)
+
+
+def _varies(key: Key, loop: int) -> bool:
+    """Whether a key is another one in every iteration of a loop."""
+    return any(
+        isinstance(step, tuple) and step[0] in ("each", "loop", "carried") and step[1] == loop
+        for step in key.path
+    )
 
 
 def _split(analysis: _Analysis, equation: JaxprEqn, inputs: Any, where: str) -> Value:
@@ -1744,7 +1931,7 @@ def _split(analysis: _Analysis, equation: JaxprEqn, inputs: Any, where: str) -> 
 
 
 def _fold_in(analysis: _Analysis, equation: JaxprEqn, inputs: Any, where: str) -> Value:
-    del equation, where
+    del where
     key, data = inputs[0].key, inputs[1]
     if key is None:
         return Public(constant=inputs[0].constant)
@@ -1753,12 +1940,16 @@ def _fold_in(analysis: _Analysis, equation: JaxprEqn, inputs: Any, where: str) -
     if data.known is not None and data.known.ndim == 0:
         child: Any = (int(data.known), int(data.known) + 1)
         return Public(key=Key((*key.path, child)), constant=inputs[0].constant)
+    if data.known is None and aval(equation.invars[1]).ndim:
+        return Public(key=Key(("unknown", next(analysis.numbers))))
+    if data.known is not None and len(np.unique(data.known)) < data.known.size:
+        return Public(key=Key(("unknown", next(analysis.numbers))))
     if data.known is not None and np.array_equal(
         data.known, np.arange(len(data.known)) + data.known[0]
     ):
         start = int(data.known[0])
         return Public(key=Key(key.path, (start, start + len(data.known))))
-    child = ("data", next(analysis.numbers)) if data.loop is None else ("loop", data.loop)
+    child = ("data", next(analysis.numbers)) if data.loop is None else ("loop", *data.loop)
     return Public(key=Key((*key.path, child)))
 
 
@@ -1773,9 +1964,8 @@ def _wrap(analysis: _Analysis, equation: JaxprEqn, inputs: Any, where: str) -> V
 def _seed(analysis: _Analysis, equation: JaxprEqn, inputs: Any, where: str) -> Value:
     del equation, where
     value = inputs[0]
-    if value.constant:
-        return Public(key=Key(("constant", int(np.ravel(value.known)[0]))), constant=True)
-    return Public(key=Key(("argument", next(analysis.numbers))))
+    kind = "constant" if value.constant else "seed"
+    return Public(key=Key((kind, next(analysis.numbers))), constant=value.constant)
 
 
 def _unwrap(analysis: _Analysis, equation: JaxprEqn, inputs: Any, where: str) -> Value:
@@ -1802,13 +1992,15 @@ _KEY_RULES: dict[str, Callable[[_Analysis, JaxprEqn, Any, str], Value]] = {
 def _overlap(one: Key, other: Key) -> bool | None:
     """Whether two keys are the same or one is derived from the other; `None`: not known."""
     paths = [key.path if key.span is None else (*key.path, key.span) for key in (one, other)]
-    if paths[0][:2] != paths[1][:2] and paths[0][0] != "carried":
+    if paths[0][:2] != paths[1][:2]:
         return False
     for a, b in zip(*paths, strict=False):
         if a == b:
             continue
         if not isinstance(a, tuple) or not isinstance(b, tuple):
             return False
+        if {a[0], b[0]} == {"carried", "carried out"} and a[1:] == b[1:]:
+            return False  # the loop goes on with keys that it did not use
         ranges = [step[-2:] if step[0] == "each" else step for step in (a, b)]
         if any(isinstance(step[0], str) for step in ranges):
             return None
@@ -1896,8 +2088,32 @@ def _batch_of(value: Value) -> Any:
     return None
 
 
+def _is_inside(index: Public, size: int) -> bool:
+    """Whether an index is never moved into the array."""
+    low, high = index.facts.interval
+    return low >= 0 and high <= size - 1
+
+
+def _is_batch(distinct: Any) -> bool:
+    return isinstance(distinct, tuple) and distinct[:1] == ("batch",)
+
+
+def _operands(equation: JaxprEqn) -> list[Any]:
+    return [*equation.invars, *equation.outvars]
+
+
+def _repeats(atom: Any, shape: tuple[int, ...]) -> float:
+    """The factor of the norm of an array that meets one of the shape: a number is repeated."""
+    return math.sqrt(math.prod(shape)) if aval(atom).shape == () else 1.0
+
+
 def _facts_of(value: Value) -> Facts:
     return value.facts if isinstance(value, Public | Records) else Facts()
+
+
+def _is_wide(dtype: Any) -> bool:
+    """Whether a dtype holds all integers of a program."""
+    return bool(jnp.issubdtype(dtype, jnp.integer)) and jnp.iinfo(dtype).bits >= 32
 
 
 def _is_zero(value: Value) -> bool:
@@ -1931,17 +2147,24 @@ def _hashable(parameter: Any) -> Any:
 
 
 def _length_dependent(
-    one: Any, other: Any, affected: Sequence[bool], lines: list[str]
+    one: Any,
+    other: Any,
+    affected: Sequence[bool],
+    lines: list[str],
+    public: set[Var],
+    shared: set[Var],
 ) -> list[bool]:
     """Which outputs differ between two programs, beyond the shapes of their arrays.
 
-    Positions of entries do not count: Python's negative ones are made positive by the length.
+    Positions of records do not count: Python's negative ones are made positive by the length.
 
     Args:
       one: a jaxpr.
       other: the same function's, with another number of records.
       affected: which inputs and constants differ.
       lines: of the constants that differ, added to.
+      public: variables of the first that are public.
+      shared: variables of the first that are public or sums.
 
     Raises:
       ValueError: the programs have different equations.
@@ -1965,10 +2188,33 @@ def _length_dependent(
                     lines.append(_where(first))
             else:
                 changed.append(a in reached)
+        # Arrays as long as the records: their shape counts where they are not the records' own.
+        shapes = [
+            [tuple(aval(a).shape == aval(b).shape for a, b in zip(*pair, strict=True))]
+            for pair in ((first.invars, second.invars), (first.outvars, second.outvars))
+        ]
+        same_inputs, same_outputs = shapes[0][0], shapes[1][0]
+        is_shared = all(isinstance(a, JaxprLiteral) or a in shared for a in first.invars)
+        resized = [is_shared and not all(same_inputs) and same for same in same_outputs]
+        if _parameters(first) != _parameters(second):
+            if name == "scan":  # another number of iterations
+                resized = [
+                    was or (same and var in public)
+                    for was, same, var in zip(resized, same_outputs, first.outvars, strict=True)
+                ]
+            elif name in _ELEMENTWISE or all([*same_inputs, *same_outputs]):
+                resized = [True] * len(resized)
+        if name in _INLINED:
+            resized = [False] * len(resized)
+        if any(resized):
+            lines.append(_where(first))
+
         bodies = list(zip(bodies_of(first), bodies_of(second), strict=True))
         if first.params.get("name") in _TRUSTED and _is_own(first):
             bodies = []
-        if name in ("gather", "dynamic_slice", "scatter", "scatter-add", "dynamic_update_slice"):
+        if not is_shared and name in (
+            "gather", "dynamic_slice", "scatter", "scatter-add", "dynamic_update_slice",
+        ):  # fmt: skip
             number = {"gather": 1, "dynamic_slice": 1, "dynamic_update_slice": 2}.get(name, 3)
             changed = [changed[0], *(changed[2:3] if number == 3 else changed[1:number])]
             bodies = []
@@ -1978,15 +2224,23 @@ def _length_dependent(
             if name not in _INLINED:  # loops and branches: any change reaches all outputs
                 inner = [any(changed)] * len(inner)
             constants = [False] * len(body.jaxpr.constvars)
-            found = _length_dependent(body.jaxpr, second_body.jaxpr, [*inner, *constants], lines)
+            both = body.jaxpr, second_body.jaxpr
+            found = _length_dependent(*both, [*inner, *constants], lines, public, shared)
             if name in _INLINED and len(found) == len(outputs):
                 outputs = found
             elif any(found):
                 outputs = [True] * len(outputs)
+        outputs = [a or b for a, b in zip(outputs, resized, strict=True)]
         reached.update(
             var for var, is_changed in zip(first.outvars, outputs, strict=True) if is_changed
         )
     return [isinstance(atom, Var) and atom in reached for atom in one.outvars]
+
+
+def _parameters(equation: JaxprEqn) -> dict[str, Any]:
+    """The parameters of an equation that are plain numbers, names or tuples of them."""
+    kinds = (bool, int, float, str, tuple)
+    return {key: value for key, value in equation.params.items() if isinstance(value, kinds)}
 
 
 def _counters(body: Any, num_consts: int, num_carry: int) -> dict[int, float]:
@@ -1997,6 +2251,8 @@ def _counters(body: Any, num_consts: int, num_carry: int) -> dict[int, float]:
         before, after = body.invars[num_consts + position], body.outvars[position]
         equation = made.get(after) if isinstance(after, Var) else None
         if equation is None or equation.primitive.name != "add" or aval(before).ndim:
+            continue
+        if not _is_wide(aval(before).dtype):
             continue
         terms = [atom for atom in equation.invars if atom is not before]
         if len(terms) == 1 and isinstance(terms[0], JaxprLiteral) and terms[0].val != 0:

@@ -33,6 +33,7 @@ class Facts:
       inverse: the magnitude of every entry is at most k / N(G).
       smaller: of a Boolean array: for each answer, pairs of facts of which the first is then at
         most the second.
+      uniform: whether all entries of a record are equal.
     """
 
     interval: Interval = REALS
@@ -44,6 +45,7 @@ class Facts:
     norm: Mapping[Group, float] = field(default_factory=dict)
     inverse: Mapping[Group, float] = field(default_factory=dict)
     smaller: Mapping[bool, tuple[tuple["Facts", "Facts"], ...]] = field(default_factory=dict)
+    uniform: bool = False
 
     @property
     def magnitude(self) -> float:
@@ -67,6 +69,11 @@ class Facts:
             _multiplied(self.inverse, high),
         )
 
+    def repeated(self, number: float) -> "Facts":
+        """Facts of an array in which every entry is repeated so many times."""
+        grown = self.scaled(1.0, math.sqrt(number))
+        return replace(self, norm_of=None, within=grown.within, clipped=grown.clipped)
+
 
 @dataclass(frozen=True)
 class Key:
@@ -87,7 +94,7 @@ class Normal:
     """A multiple of standard normal noise, independent in every entry.
 
     Attributes:
-      parts: the draws, each with the range of its flat entries (``None``: all).
+      parts: the draws, each with the range of its flat entries (``None``: any).
       deviation: the least standard deviation of an entry.
     """
 
@@ -108,7 +115,7 @@ class Public:
       constant: whether it is the same in every call.
       distinct: of an array of different entries, a name of their sequence.
       mask_of: of a mask, the name of the entries that it tells from padding.
-      loop: the loop in whose iterations it has different values.
+      loop: the loop in whose iterations it has different values, and which.
     """
 
     facts: Facts = Facts()
@@ -119,7 +126,7 @@ class Public:
     constant: bool = False
     distinct: Any = None
     mask_of: Any = None
-    loop: int | None = None
+    loop: tuple[int, Any, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -169,8 +176,9 @@ class Sums:
     """A linear function of sums over records.
 
     Attributes:
-      blocks: of arrays put beside each other; each the coefficients of the sums in it.
-      carried: the coefficient of the values that a loop carries, by their positions.
+      blocks: of arrays put beside each other; each the magnitudes of the coefficients of the sums
+        in it: terms of opposite signs do not cancel, as their entries may have been moved.
+      carried: the same of the values that a loop carries, by their positions.
       draws: the random draws that it depends on.
     """
 
@@ -180,6 +188,7 @@ class Sums:
 
     def scaled(self, factor: float) -> "Sums":
         """The sums times a number."""
+        factor = abs(factor)
         blocks = tuple({part: c * factor for part, c in block.items()} for block in self.blocks)
         carried = {position: c * factor for position, c in self.carried.items()}
         return replace(self, blocks=blocks, carried=carried)
@@ -187,7 +196,7 @@ class Sums:
     def plus(self, other: "Sums") -> "Sums":
         """The sum of two."""
         one, two = (value.blocks or ({},) for value in (self, other))
-        if len(one) != len(two):  # blocks of one array and of several: any entry may have any sum
+        if max(len(one), len(two)) > 1:  # the blocks may lie differently in the two arrays
             one, two = ((_joined(blocks),) for blocks in (one, two))
         blocks = tuple(_added(a, b) for a, b in zip(one, two, strict=True))
         carried = _added(self.carried, other.carried)
@@ -323,7 +332,6 @@ def lesser(a: Facts, b: Facts) -> Facts:
     return Facts(
         (low, high),
         within,
-        total=_common(a.total, b.total, min),
         square=_common(a.square, b.square, min),
         norm=_common(a.norm, b.norm, min),
         inverse=inverse,
@@ -359,18 +367,21 @@ def chosen(condition: Facts, by_answer: Mapping[bool, Facts]) -> Facts:
     for one, other in ((a, b), (b, a)):
         if one.interval == (0.0, 0.0):
             kept = replace(other, norm_of=None, total={}, square={}, norm={}, smaller={})
-            return replace(kept, interval=interval)
+            return replace(kept, interval=interval, uniform=False)
+    join = (
+        max if condition.uniform else math.hypot
+    )  # some entries are of one side, some of the other
     clipped = {
-        group: (a.clipped[group][0], max(a.clipped[group][1], b.clipped[group][1]))
+        group: (a.clipped[group][0], join(a.clipped[group][1], b.clipped[group][1]))
         for group in a.clipped.keys() & b.clipped.keys()
         if a.clipped[group][0] == b.clipped[group][0]
     }
     return Facts(
         interval,
-        _common(a.within, b.within, max),
+        _common(a.within, b.within, join),
         None,
         clipped,
-        _common(a.total, b.total, min),
+        _common(a.total, b.total, min) if condition.uniform else {},
         _common(a.square, b.square, min),
         _common(a.norm, b.norm, min),
         _common(a.inverse, b.inverse, max),
@@ -382,16 +393,15 @@ def _multiplied(factors: Mapping[Any, float], number: float) -> dict[Any, float]
 
 
 def _added(one: Mapping[Any, float], other: Mapping[Any, float]) -> dict[Any, float]:
-    both = {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
-    return {name: c for name, c in both.items() if c != 0}
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
 
 
 def _joined(blocks: tuple[Mapping[Part, float], ...]) -> dict[Part, float]:
-    """All sums of several blocks, each with its largest coefficient."""
+    """All sums of several blocks, each with the norm of its coefficients."""
     joined: dict[Part, float] = {}
     for block in blocks:
         for part, c in block.items():
-            joined[part] = max(abs(c), joined.get(part, 0.0))
+            joined[part] = math.hypot(c, joined.get(part, 0.0))
     return joined
 
 
