@@ -12,8 +12,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -22,14 +20,45 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 from jax.extend.core import Literal as JaxprLiteral
 
-import dpjax
-from dpjax import _random
 from dpjax._checks import as_count, check, check_function, check_non_negative
 from dpjax._jaxprs import aval, bind, bodies_of, body_of, equations_at_any_depth, read_scan
 from dpjax._typing import PyTree
 from dpjax.adjacency import Adjacency, check_adjacency
 from dpjax.audit import _values
+from dpjax.audit._equations import (
+    INLINED,
+    TRUSTED,
+    is_own,
+    length_dependent,
+    line_of,
+    loop_counters,
+    operands_of,
+    outputs_reached,
+)
+from dpjax.audit._noise_rules import (
+    carried_key,
+    is_normal,
+    key_after,
+    keys_overlap,
+    normal_after,
+    parts_overlap,
+    varies_in_loop,
+)
+from dpjax.audit._record_rules import (
+    ELEMENTWISE,
+    ENTRIES_KEPT,
+    IDENTITIES,
+    KEEPS_DISTINCT,
+    SAME_ENTRIES,
+    Axes,
+    Mixing,
+    axes_after,
+    elementwise_facts,
+    repeats_of,
+    structural_facts,
+)
 from dpjax.audit._values import (
+    MOST_KNOWN,
     Facts,
     Group,
     Key,
@@ -40,17 +69,24 @@ from dpjax.audit._values import (
     Records,
     Sums,
     Value,
+    as_hashable,
+    as_public,
+    batch_of,
+    dtype_facts,
+    facts_of,
+    is_key,
+    is_raw_key,
+    is_wide,
+    is_zero,
+    rows_differ,
+    within_limits,
 )
 from dpjax.certificates import Report
 from dpjax.certificates.render import Table, round_down
 
 Verdict = Literal["shown", "violated", "not decided"]
-# Public arrays of at most so many entries are computed.
-_MOST_KNOWN = 4096
 # Float32 rounds the clip bound and the noise's scale by less.
 _TOLERANCE = 1e-4
-_JAX_FILES = str(Path(jax.__file__).parent)
-_PACKAGE_FILES = str(Path(dpjax.__file__).parent)
 _CAVEATS = (
     "Arguments other than the records are public: results of earlier releases, or chosen without"
     " the records. Keys among them are secret and new in every call.",
@@ -332,19 +368,19 @@ class _Analysis:
     def argument(self, leaf: Any, *, is_record: bool) -> Value:
         """The value of an argument's array."""
         if is_record:
-            return self.records((0,), _dtype_facts(jnp.result_type(leaf)))
-        if _is_key(leaf):
+            return self.records((0,), dtype_facts(jnp.result_type(leaf)))
+        if is_key(leaf):
             span = None if np.ndim(leaf) == 0 else (0, int(np.shape(leaf)[0]))
             return Public(key=Key(("argument", next(self.numbers)), span))
-        value = _known(leaf)
-        if _is_raw_key(leaf):
+        value = as_public(leaf)
+        if is_raw_key(leaf):
             span = None if np.ndim(leaf) == 1 else (0, int(np.shape(leaf)[0]))
             return Public(key=Key(("argument", next(self.numbers)), span))
         return replace(value, constant=False)
 
     def closed_over(self, const: Any) -> Value:
         """The value of an array that the program closes over."""
-        if _is_key(const):
+        if is_key(const):
             return Public(key=Key(("constant", next(self.numbers))), constant=True)
         varies = np.ndim(const) > 0 and bool(np.any(np.asarray(const) != np.ravel(const)[:1]))
         if varies and self.length in np.shape(const):
@@ -353,7 +389,7 @@ class _Analysis:
                 f"the program closes over an array of shape {np.shape(const)}, as long as the"
                 " records: arrays of records must be arguments",
             )
-        return _known(const)
+        return as_public(const)
 
     def records(
         self,
@@ -387,7 +423,7 @@ class _Analysis:
     def check_randomness(self, published: Iterable[Value]) -> None:
         """Reports noise that is used twice, and noise or samples that are returned."""
         for one, other in itertools.combinations(self.releases, 2):
-            if _parts_overlap(one.noise, other.noise):
+            if parts_overlap(one.noise, other.noise):
                 where = ", ".join(dict.fromkeys([one.where, other.where]))
                 self.report(True, "the same noise is added to several sums", where)
         noise = {draw for release in self.releases for draw, _ in release.noise}
@@ -406,7 +442,7 @@ class _Analysis:
         noise = {draw for release in self.releases for draw, _ in release.noise}
         for first, second in itertools.combinations(self.bits, 2):
             (one, where, number), (other, other_where, other_number) = first, second
-            overlap = _overlap(one, other) if {number, other_number} & noise else False
+            overlap = keys_overlap(one, other) if {number, other_number} & noise else False
             if overlap is not False:
                 reason = "one key is used for two draws" if overlap else "keys may be equal"
                 self.report(overlap is True, reason, f"{where}, {other_where}")
@@ -421,7 +457,7 @@ class _Analysis:
         for value in outputs:
             if isinstance(value, Public) and value.key is not None:
                 for key, where, _ in self.bits:
-                    if _overlap(key, value.key) is not False:
+                    if keys_overlap(key, value.key) is not False:
                         self.report(True, "a key is returned that was used already", where)
 
     def check_length(
@@ -451,7 +487,7 @@ class _Analysis:
         if other is None:  # the program takes one number of rows only, which is then public
             return
         affected = [
-            not _is_key(a) and np.shape(a) == np.shape(b) and not np.array_equal(a, b)
+            not is_key(a) and np.shape(a) == np.shape(b) and not np.array_equal(a, b)
             for a, b in zip(program.consts, other.consts, strict=False)
         ]
         if len(program.consts) != len(other.consts):
@@ -460,7 +496,7 @@ class _Analysis:
         lines: list[str] = []
         try:
             inputs = [*[False] * len(program.jaxpr.invars), *affected]
-            results = _length_dependent(
+            results = length_dependent(
                 program.jaxpr, other.jaxpr, inputs, lines, self.public_vars, self.shared_vars
             )
         except ValueError:
@@ -535,7 +571,7 @@ class _Analysis:
         values.update(zip(jaxpr.constvars, consts, strict=True))
 
         def read(atom: Any) -> Value:
-            return _known(atom.val) if isinstance(atom, JaxprLiteral) else values[atom]
+            return as_public(atom.val) if isinstance(atom, JaxprLiteral) else values[atom]
 
         for equation in jaxpr.eqns:
             outputs = self.apply(equation, [read(atom) for atom in equation.invars])
@@ -550,12 +586,12 @@ class _Analysis:
 
     def apply(self, equation: JaxprEqn, inputs: list[Value]) -> list[Value]:
         """The values of an equation's outputs."""
-        name, where = equation.primitive.name, _where(equation) or self.line
+        name, where = equation.primitive.name, line_of(equation) or self.line
         self.line = where
         private = [value for value in inputs if not isinstance(value, Public)]
 
         # Values as they are, random numbers and keys.
-        if name in _IDENTITIES and len(inputs) == len(equation.outvars):
+        if name in IDENTITIES and len(inputs) == len(equation.outvars):
             return inputs
         if name in ("jit", "pjit"):
             noise = self.standard_normal(equation, inputs, where)
@@ -577,7 +613,7 @@ class _Analysis:
             return self.while_loop(equation, inputs, where)
         if name == "cond":
             return self.cond(equation, inputs, where)
-        if name in _INLINED:
+        if name in INLINED:
             (body, *_) = bodies_of(equation)
             if len(body.jaxpr.invars) == len(inputs):
                 return self.inline(body, inputs)
@@ -604,11 +640,11 @@ class _Analysis:
         values = [value for value in inputs if isinstance(value, Public)]
         name = equation.primitive.name
         constant = all(value.constant for value in values)
-        small = all(np.prod(aval(v).shape, dtype=float) <= _MOST_KNOWN for v in equation.outvars)
+        small = all(np.prod(aval(v).shape, dtype=float) <= MOST_KNOWN for v in equation.outvars)
         if small and not equation.effects and all(value.known is not None for value in values):
             try:
                 operands = [jnp.asarray(value.known) for value in values]
-                computed = [_known(output) for output in bind(equation, operands)]
+                computed = [as_public(output) for output in bind(equation, operands)]
             except Exception:  # a primitive that cannot run by itself
                 computed = []
             if computed:
@@ -620,23 +656,23 @@ class _Analysis:
             return [values[1 + int(facts[0].interval[0])]]
 
         # Noise stays noise, and keys keys, under maps that keep their entries.
-        key = _key_after(equation, values)
+        key = key_after(equation, values)
         if key is None:
             draws = draws.union(*(self.draws_of(value, self.line) for value in values))
         loop = self.loop_after(equation, values)
         outputs: list[Value] = []
         for number, var in enumerate(equation.outvars):
             source = number if name == "sort" else 0
-            result = _elementwise_facts(name, equation, facts)
+            result = elementwise_facts(name, equation, facts)
             if result is None:
-                result = facts[source] if name in _ENTRIES_KEPT and facts else Facts()
+                result = facts[source] if name in ENTRIES_KEPT and facts else Facts()
             distinct = self.distinct_after(equation, values[source], number) if values else None
             outputs.append(
                 Public(
-                    Facts(_within(result.interval, _dtype_facts(aval(var).dtype).interval)),
+                    Facts(within_limits(result.interval, dtype_facts(aval(var).dtype).interval)),
                     None,
                     draws,
-                    _normal_after(equation, values, number),
+                    normal_after(equation, values, number),
                     key,
                     constant,
                     distinct,
@@ -655,10 +691,10 @@ class _Analysis:
         """The loop in whose iterations an output has different values, and which."""
         name, dtype = equation.primitive.name, aval(equation.outvars[0]).dtype
         loops = [value.loop for value in values if value.loop is not None]
-        if len(loops) != 1 or not _is_wide(dtype):
+        if len(loops) != 1 or not is_wide(dtype):
             return None
         if name in ("convert_element_type", "reshape", "squeeze", "broadcast_in_dim"):
-            return loops[0] if _is_wide(aval(equation.invars[0]).dtype) else None
+            return loops[0] if is_wide(aval(equation.invars[0]).dtype) else None
         if name == "add" or (name == "sub" and values[0].loop is not None):
             (other,) = [value for value in values if value.loop is None]
             if other.known is None or other.known.size != 1:
@@ -670,17 +706,17 @@ class _Analysis:
     def distinct_after(self, equation: JaxprEqn, value: Public, number: int) -> Any:
         """The name of an output's different entries."""
         name, params = equation.primitive.name, equation.params
-        if value.distinct is None or name not in _KEEPS_DISTINCT:
+        if value.distinct is None or name not in KEEPS_DISTINCT:
             return None
         if name == "sort":
             return next(self.numbers)
         if name == "slice":
             cut = params["start_indices"], params["limit_indices"], params["strides"]
-            return value.distinct, tuple(map(_hashable, cut))
+            return value.distinct, tuple(map(as_hashable, cut))
         if name == "convert_element_type":
-            limits = _dtype_facts(aval(equation.outvars[0]).dtype).interval
-            wide = _is_wide(aval(equation.outvars[0]).dtype)
-            if not wide or _within(value.facts.interval, limits) != value.facts.interval:
+            limits = dtype_facts(aval(equation.outvars[0]).dtype).interval
+            wide = is_wide(aval(equation.outvars[0]).dtype)
+            if not wide or within_limits(value.facts.interval, limits) != value.facts.interval:
                 return None
         same_size = aval(equation.outvars[number]).size == aval(equation.invars[0]).size
         return value.distinct if same_size else None
@@ -690,7 +726,7 @@ class _Analysis:
         if equation.params["name"] not in ("_normal", "normal") or len(inputs) != 1:
             return None
         (value,) = inputs
-        if not isinstance(value, Public) or not _is_normal(equation):
+        if not isinstance(value, Public) or not is_normal(equation):
             return None
         number = self.draw(value, where)
         region = 0, math.prod(aval(equation.outvars[0]).shape)
@@ -708,11 +744,11 @@ class _Analysis:
     ) -> list[Value] | None:
         """The outputs of a function of dpjax that is trusted, and not analysed."""
         name = equation.params["name"]
-        if name not in _TRUSTED or not _is_own(equation):
+        if name not in TRUSTED or not is_own(equation):
             return None
         draws = frozenset().union(*(value.draws for value in inputs))
         if name == "batch_of_draw":
-            self.trusted.add(_TRUSTED[name])
+            self.trusted.add(TRUSTED[name])
             batch = ("batch", next(self.numbers))
             facts = Facts((0.0, float(jnp.iinfo(jnp.int32).max)))
             return [Public(facts, draws=draws, distinct=batch), Public(draws=draws, mask_of=batch)]
@@ -736,13 +772,13 @@ class _Analysis:
         ):
             return None
         if len({(one.order, one.each_once) for one in private if isinstance(one, Records)}) > 1:
-            reason = f"{_TRUSTED[name]} gets records at different positions"
+            reason = f"{TRUSTED[name]} gets records at different positions"
             return [Mixed(reason, where, True, draws) for _ in equation.outvars]
-        self.trusted.add(_TRUSTED[name])
+        self.trusted.add(TRUSTED[name])
 
         # Rows of padding repeat records: their mask must be among the arguments.
         masks = {value.mask_of for value in inputs if isinstance(value, Public)}
-        if any(_batch_of(value) not in {None, *masks} for value in private):
+        if any(batch_of(value) not in {None, *masks} for value in private):
             return None
         self.samples |= draws
 
@@ -752,14 +788,14 @@ class _Analysis:
         summed = {var for inner in last for var in inner.outvars}
         group = frozenset(next(self.numbers) for _ in summed)
         members = iter(sorted(group))
-        reached = _reached(body, [isinstance(value, Records) for value in inputs])
+        reached = outputs_reached(body, [isinstance(value, Records) for value in inputs])
         results: list[Value] = []
         for var, is_reached in zip(body.outvars, reached, strict=True):
             if var in summed:
                 part = Part(next(self.numbers), group, next(members), bound, frozenset(), where)
                 results.append(Sums(({part: 1.0},)))
             elif is_reached:
-                reason = f"statistics of the batch that {_TRUSTED[name]} returns are private"
+                reason = f"statistics of the batch that {TRUSTED[name]} returns are private"
                 results.append(Mixed(reason, where, True, draws))
             else:
                 results.append(Public(draws=draws))
@@ -788,14 +824,14 @@ class _Analysis:
                 for value, atom in zip(inputs, equation.invars, strict=True)
             ]
             terms = [
-                term and term.scaled(_repeats(atom, shape))
+                term and term.scaled(repeats_of(atom, shape))
                 for term, atom in zip(terms, equation.invars, strict=True)
             ]
             for term, other, times in ((terms[0], inputs[1], 1.0), (terms[1], inputs[0], sign)):
                 if not isinstance(other, Public) or term is None:
                     continue
                 sums = term.scaled(times)
-                if sums.carried and not _is_zero(other):
+                if sums.carried and not is_zero(other):
                     reason = "a number is added to a sum over records in every iteration"
                     return [Mixed(reason, where, False, draws)]
                 if other.normal is None:
@@ -821,12 +857,12 @@ class _Analysis:
             (atom,) = [
                 atom for atom, value in zip(equation.invars, inputs, strict=True) if value is summed
             ]
-            factor_of = facts.magnitude * _repeats(atom, shape)
+            factor_of = facts.magnitude * repeats_of(atom, shape)
             return [replace(summed.scaled(factor_of), draws=draws)]
 
         if name == "neg" and isinstance(first, Sums):
             return [replace(first.scaled(-1.0), draws=draws)]
-        is_moved = name in _SAME_ENTRIES and all(isinstance(one, Public) for one in inputs[1:])
+        is_moved = name in SAME_ENTRIES and all(isinstance(one, Public) for one in inputs[1:])
         if is_moved and isinstance(first, Sums):
             return [replace(first, draws=draws) for _ in equation.outvars]
         if name == "broadcast_in_dim" and isinstance(first, Sums):
@@ -842,7 +878,7 @@ class _Analysis:
             return [Sums(blocks, draws=draws) if known else mixed]
         if name == "select_n" and isinstance(first, Public):
             cases = inputs[1:]
-            if all(_is_zero(value) or isinstance(value, Sums) for value in cases):
+            if all(is_zero(value) or isinstance(value, Sums) for value in cases):
                 sums_only = [value for value in cases if isinstance(value, Sums)]
                 if len(sums_only) == 1:
                     return [replace(sums_only[0], draws=draws)]
@@ -869,7 +905,7 @@ class _Analysis:
         ]
         choices.sort(key=lambda choice: (-len(choice[0]), choice[2]))
         own = facts.magnitude * math.sqrt(size)
-        if _batch_of(value) is not None:  # padding repeats records
+        if batch_of(value) is not None:  # padding repeats records
             choices, own = [], math.inf
         if choices and not (own < choices[0][2] and len(choices[0][0]) == 1):
             group, one, factor = choices[0]
@@ -900,17 +936,17 @@ class _Analysis:
         try:
             # Of one record, in a loop over the records, nothing can be mixed.
             single = all(value.axes == () for value in arrays)
-            result = _Axes(()) if single else _axes_after(equation, inputs)
-        except _Mixing:
+            result = Axes(()) if single else axes_after(equation, inputs)
+        except Mixing:
             return [mixing for _ in equation.outvars]
         if result is None or (bodies_of(equation) and not name.startswith("scatter")):
             return [undecided for _ in equation.outvars]
 
         # Facts of the entries; one number of a record is repeated where it meets an array.
-        facts = [_facts_of(value) for value in inputs]
-        if any(jnp.issubdtype(aval(v).dtype, jnp.complexfloating) for v in _operands(equation)):
+        facts = [facts_of(value) for value in inputs]
+        if any(jnp.issubdtype(aval(v).dtype, jnp.complexfloating) for v in operands_of(equation)):
             return [undecided for _ in equation.outvars]
-        if name in _ELEMENTWISE:
+        if name in ELEMENTWISE:
             entries = math.prod(aval(equation.outvars[0]).shape)
             facts = [
                 fact.repeated(entries) if aval(v).shape == () and entries > 1 else fact
@@ -921,11 +957,11 @@ class _Analysis:
         outputs: list[Value] = []
         for number, var in enumerate(equation.outvars):
             axes = result.axes
-            found = _elementwise_facts(name, equation, facts)
+            found = elementwise_facts(name, equation, facts)
             if found is None:
-                found = _structural_facts(equation, facts, inputs, number)
+                found = structural_facts(equation, facts, inputs, number)
             dtype = aval(var).dtype
-            limited = _within(found.interval, _dtype_facts(dtype).interval)
+            limited = within_limits(found.interval, dtype_facts(dtype).interval)
             if limited != found.interval:  # numbers may have wrapped around
                 found = Facts(limited)
             if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
@@ -968,7 +1004,7 @@ class _Analysis:
             return None
         low, high = index.facts.interval
         inside = low >= 0 and high <= aval(equation.invars[0]).shape[axis] - 1
-        if not inside or not all(_is_zero(other) for other in others):
+        if not inside or not all(is_zero(other) for other in others):
             return None
         uid, counter, shift = index.loop
         once = array.each_once | {uid}
@@ -1012,7 +1048,7 @@ class _Analysis:
                 if key is not None and key.span is not None:
                     key = Key((*key.path, ("each", uid, *key.span)))
                 loop: Any = None
-                if value.known is not None and _rows_differ(value.known):
+                if value.known is not None and rows_differ(value.known):
                     counted = np.arange(scan.length) + value.known.flat[0]
                     if np.array_equal(value.known, counted) and not scan.reverse:
                         loop = uid, "iteration", float(value.known.flat[0])
@@ -1024,7 +1060,7 @@ class _Analysis:
 
         # Carried values: public, or sums of which the loop's own is a term.
         body = scan.body
-        counters = _counters(body.jaxpr, scan.num_consts, scan.num_carry)
+        counters = loop_counters(body.jaxpr, scan.num_consts, scan.num_carry)
         unchanged = [
             body.jaxpr.outvars[position] is body.jaxpr.invars[scan.num_consts + position]
             for position in range(scan.num_carry)
@@ -1044,7 +1080,7 @@ class _Analysis:
                     inside.append(Sums(({},), {(uid, position): 1.0}))
                 else:
                     assert isinstance(value, Public)
-                    key = _carried(value.key, ("carried", uid, position))
+                    key = carried_key(value.key, ("carried", uid, position))
                     facts, loop = Facts(), None
                     if position in counters:
                         steps = (0.0, counters[position] * (scan.length - 1))
@@ -1091,13 +1127,13 @@ class _Analysis:
             if kinds[position] == "public" and not unchanged[position]:
                 self.check_carried(before, value, uid, position, where)
         for key, line, _ in self.bits[saved["bits"] :]:
-            varies = _varies(key, uid)
+            varies = varies_in_loop(key, uid)
             if not varies and scan.length > 1 and key.path[0] != "unknown":
                 self.report(True, "a key is used in every iteration of a loop", line)
         for position, value in enumerate(after):
             if isinstance(value, Public) and value.key is not None and not unchanged[position]:
                 for key, line, _ in self.bits[saved["bits"] :]:
-                    if _overlap(key, value.key) is not False:
+                    if keys_overlap(key, value.key) is not False:
                         self.report(True, "the loop goes on with a key that was used already", line)
 
         # Releases of the body are repeated.
@@ -1143,7 +1179,7 @@ class _Analysis:
         """A public value after a loop that carried it."""
         assert isinstance(before, Public)
         assert isinstance(after, Public)
-        key = _carried(before.key, ("carried out", uid, position))
+        key = carried_key(before.key, ("carried out", uid, position))
         return Public(draws=before.draws | after.draws, key=key if after.key else None)
 
     def check_carried(
@@ -1153,7 +1189,7 @@ class _Analysis:
         if not isinstance(before, Public) or before.key is None:
             return
         key = after.key if isinstance(after, Public) else None
-        start = _carried(before.key, ("carried", uid, position))
+        start = carried_key(before.key, ("carried", uid, position))
         assert start is not None
         own = key is not None and key.path[: len(start.path)] == start.path
         if key is None or not own or len(key.path) == len(start.path):
@@ -1196,9 +1232,9 @@ class _Analysis:
             carried = private[num_consts:]
             body_consts = private[of_condition:num_consts]
             for _ in range(len(carried) + 1):
-                reached = _reached(body.jaxpr, [*body_consts, *carried])
+                reached = outputs_reached(body.jaxpr, [*body_consts, *carried])
                 carried = [a or b for a, b in zip(carried, reached, strict=True)]
-            if any(_reached(condition.jaxpr, [*private[:of_condition], *carried])):
+            if any(outputs_reached(condition.jaxpr, [*private[:of_condition], *carried])):
                 reason = "the number of iterations of a loop depends on the records"
                 self.report(True, reason, where)
             if equation.effects:
@@ -1207,11 +1243,13 @@ class _Analysis:
             return [undecided if is_private else Public(draws=draws) for is_private in carried]
         uid, saved = next(self.numbers), len(self.bits)
         body = equation.params["body_jaxpr"]
-        counters = _counters(body.jaxpr, equation.params["body_nconsts"], len(inputs) - num_consts)
+        counters = loop_counters(
+            body.jaxpr, equation.params["body_nconsts"], len(inputs) - num_consts
+        )
         inside = []
         for position, value in enumerate(inputs[num_consts:]):
             assert isinstance(value, Public)
-            key = _carried(value.key, ("carried", uid, position))
+            key = carried_key(value.key, ("carried", uid, position))
             loop = (uid, ("counter", position), 0.0) if position in counters else None
             inside.append(Public(draws=value.draws, key=key, loop=loop))
         consts = inputs[equation.params["cond_nconsts"] : num_consts]
@@ -1219,7 +1257,7 @@ class _Analysis:
         for position, (before, value) in enumerate(zip(inputs[num_consts:], outputs, strict=True)):
             self.check_carried(before, value, uid, position, where)
         for key, line, _ in self.bits[saved:]:
-            if not _varies(key, uid) and key.path[0] != "unknown":
+            if not varies_in_loop(key, uid) and key.path[0] != "unknown":
                 self.report(False, "a key may be used in every iteration of a loop", line)
         draws = frozenset().union(draws, *(value.draws for value in outputs))
         return [
@@ -1250,673 +1288,6 @@ class _Analysis:
             else:
                 joined.append(Mixed("the check does not follow this branch", where, False, draws))
         return joined
-
-
-class _Mixing(Exception):
-    """An equation whose outputs depend on several records."""
-
-
-class _Axes(NamedTuple):
-    """Where the records are in the outputs of an equation.
-
-    Attributes:
-      axes: that index the records, of each output alike.
-      is_sum: whether the outputs are sums over all records.
-      order: the new order of the records, if it changes.
-      block: how many entries of the axis in a row are of one record.
-    """
-
-    axes: tuple[int, ...]
-    is_sum: bool = False
-    order: Any = None
-    block: int = 1
-
-
-# Primitives of one operand whose output is that operand.
-_IDENTITIES = {
-    "copy", "copy_p", "stop_gradient", "optimization_barrier", "sharding_constraint", "name",
-    "pvary", "device_put", "random_clone",
-}  # fmt: skip
-_INLINED = {
-    "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call",
-    "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_vmap_call",
-}  # fmt: skip
-_ELEMENTWISE = {
-    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
-    "bitcast_convert_type", "cbrt", "ceil", "clamp", "conj", "convert_element_type", "cos", "cosh",
-    "digamma", "div", "eq", "eq_to", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor",
-    "ge", "gt", "imag", "integer_pow", "is_finite", "le", "le_to", "lgamma", "log", "log1p",
-    "logistic", "lt", "lt_to", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or",
-    "polygamma", "population_count", "pow", "real", "reduce_precision", "rem", "round", "rsqrt",
-    "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin",
-    "sinh", "sqrt", "square", "sub", "tan", "tanh", "xor",
-}  # fmt: skip
-_RANGES = {
-    "tanh": (-1.0, 1.0), "sin": (-1.0, 1.0), "cos": (-1.0, 1.0), "sign": (-1.0, 1.0),
-    "erf": (-1.0, 1.0), "logistic": (0.0, 1.0), "exp": (0.0, math.inf), "exp2": (0.0, math.inf),
-    "erfc": (0.0, 2.0), "expm1": (-1.0, math.inf), "cosh": (1.0, math.inf),
-    "atan": (-math.pi / 2, math.pi / 2), "population_count": (0.0, 64.0),
-}  # fmt: skip
-# Primitives that move entries without changing them.
-_MOVES = {
-    "reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "slice", "rev",
-    "dynamic_slice", "split",
-}  # fmt: skip
-_ENTRIES_KEPT = _MOVES | {"reduce_max", "reduce_min", "cummax", "cummin", "sort", "gather"}
-_SAME_ENTRIES = {"reshape", "transpose", "squeeze", "expand_dims", "slice", "rev", "split"} | {
-    "dynamic_slice", "convert_element_type", "copy", "real",
-}  # fmt: skip
-_KEEPS_DISTINCT = {
-    "reshape",
-    "squeeze",
-    "expand_dims",
-    "slice",
-    "sort",
-    "convert_element_type",
-    "broadcast_in_dim",
-}
-_REDUCTIONS = {
-    "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or",
-    "reduce_xor", "argmax", "argmin",
-}  # fmt: skip
-_CUMULATIVE = {"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"}
-_MATRICES = {"cholesky", "triangular_solve", "lu", "qr", "eigh", "svd", "householder_product"}
-_COMPARISONS = {"gt": "gt", "ge": "gt", "lt": "lt", "le": "lt", "gt_to": "gt", "lt_to": "lt"}
-# Functions of dpjax whose sums are moved by the clip bound, as their own tests show.
-_TRUSTED = {
-    "clipped_sum_and_info": "dpjax.clipped_grad",
-    "sum_of_draw": "the sum over a sampled batch of dpjax.training",
-    "batch_of_draw": "the samplers of dpjax.sampling",
-}
-
-
-# --- Facts of entries --------------------------------------------------------------------------
-
-
-def _elementwise_facts(name: str, equation: JaxprEqn, facts: Sequence[Facts]) -> Facts | None:
-    """Facts of an output of an elementwise primitive; `None` of another one."""
-    if name not in _ELEMENTWISE:
-        return None
-    first = facts[0]
-    is_integer = jnp.issubdtype(aval(equation.outvars[0]).dtype, jnp.integer)
-    if name == "mul":
-        same = equation.invars[0] is equation.invars[1]
-        return _values.squared(first) if same else _values.multiplied(first, facts[1])
-    if name == "square" or (name == "integer_pow" and equation.params["y"] == 2):
-        return _values.squared(first)
-    if name == "integer_pow" and equation.params["y"] == -1:
-        return _values.inverted(first)
-    if name == "div" and is_integer:  # rounds
-        low, high = _values.multiplied(first, _values.inverted(facts[1])).interval
-        return Facts((low - 1, high + 1))
-    if name == "div":
-        return _values.multiplied(first, _values.inverted(facts[1]))
-    if name in ("add", "add_any"):
-        return _values.added(first, facts[1])
-    if name == "sub":
-        low, high = facts[1].interval
-        return Facts(_values.plus(first.interval, (-high, -low)))
-    if name == "sqrt":
-        return _values.root(first)
-    if name == "rsqrt":
-        return _values.inverted(_values.root(first))
-    if name == "pow" and len(facts) > 1 and facts[1].interval[0] == facts[1].interval[1]:
-        power = facts[1].interval[0]
-        if power == 2:
-            return _values.squared(first)
-        if abs(power) == 0.5 and first.interval[0] >= 0:
-            result = _values.root(first)
-            return result if power > 0 else _values.inverted(result)
-        if power == -1:
-            return _values.inverted(first)
-    if name == "max":
-        return _values.larger(first, facts[1])
-    if name == "min":
-        return _values.lesser(first, facts[1])
-    if name == "clamp":
-        return _values.lesser(_values.larger(facts[1], first), facts[2])
-    if name == "neg":
-        low, high = first.interval
-        kept = replace(first, interval=(-high, -low), total={}, square={}, norm={}, smaller={})
-        return kept
-    if name == "abs":
-        low, high = first.interval
-        least = max(low, -high, 0.0)
-        return replace(first, interval=(least, first.magnitude), smaller={})
-    if name == "convert_element_type":
-        before, dtype = aval(equation.invars[0]).dtype, aval(equation.outvars[0]).dtype
-        if jnp.issubdtype(dtype, jnp.inexact) or before == dtype:
-            return first
-        if dtype == jnp.bool_:
-            return Facts((0.0, 1.0))
-        if jnp.issubdtype(before, jnp.integer) or before == jnp.bool_:
-            return first
-        low, high = first.interval
-        return Facts((low - 1, high + 1))
-    if name == "is_finite":
-        return Facts((1.0, 1.0))
-    if name in ("eq", "ne"):
-        same = equation.invars[0] is equation.invars[1]
-        if same or any(math.isinf(f.interval[0]) and f.interval[0] == f.interval[1] for f in facts):
-            answer = float(same == (name == "eq"))
-            return Facts((answer, answer))
-        return Facts((0.0, 1.0))
-    if name in _COMPARISONS and len(facts) > 1:
-        small, large = (facts[1], first) if _COMPARISONS[name] == "gt" else (first, facts[1])
-        always = small.interval[1] < large.interval[0]
-        never = small.interval[0] > large.interval[1] or (
-            name in ("gt", "lt") and small.interval[0] >= large.interval[1]
-        )
-        interval = (float(always), float(not never))
-        return Facts(interval, smaller={True: ((small, large),), False: ((large, small),)})
-    if name == "select_n" and first.interval[0] == first.interval[1]:
-        return facts[1 + int(first.interval[0])]
-    if name == "select_n" and len(facts) == 3:
-        return _values.chosen(first, {False: facts[1], True: facts[2]})
-    if name in ("floor", "ceil", "round"):
-        low, high = first.interval
-        return Facts((low - 1, high + 1))
-    if name == "log" and first.interval[0] > 0:
-        low, high = first.interval
-        return Facts((math.log(low), math.log(high) if math.isfinite(high) else math.inf))
-    return Facts(_RANGES.get(name, _values.REALS))
-
-
-def _structural_facts(
-    equation: JaxprEqn, facts: Sequence[Facts], inputs: Sequence[Value], number: int
-) -> Facts:
-    """Facts of an output of a primitive that moves, adds or multiplies entries."""
-    name, out = equation.primitive.name, aval(equation.outvars[number]).shape
-    first, before = facts[0], aval(equation.invars[0]).shape
-    if name in _MOVES and isinstance(inputs[0], Records):
-        repeats = max(1.0, math.prod(out) / max(math.prod(before), 1))
-        kept = math.prod(out) == math.prod(before)
-        moved = replace(first, total=first.total if kept or repeats > 1 else {})
-        if name in ("slice", "dynamic_slice", "split", "rev"):
-            moved = replace(moved, norm_of=None)
-        return moved.repeated(repeats) if repeats > 1 else moved
-    if name == "reduce_sum":
-        terms = math.prod(before[axis] for axis in equation.params["axes"])
-        records = inputs[0].axes if isinstance(inputs[0], Records) else ()
-        if set(records) <= set(equation.params["axes"]):
-            terms //= math.prod(before[axis] for axis in records)
-        low, high = first.interval
-        grown = first.scaled(1.0, math.sqrt(terms))
-        return Facts(
-            _values.times((low, high), (float(terms), float(terms))),
-            grown.within,
-            first.norm_of if terms == 1 else None,
-            grown.clipped,
-            first.total if low >= 0 else {},
-            first.square if low >= 0 else {},
-            first.norm if low >= 0 else {},
-            {group: k * terms for group, k in first.inverse.items()},
-        )
-    if name == "dot_general":
-        return _product_facts(equation, facts, inputs)
-    if name in ("concatenate", "stack", "pad", "dynamic_update_slice"):
-        ends = [fact.interval for fact in facts[: 1 if name == "pad" else None]]
-        if name == "dynamic_update_slice":
-            ends = ends[:2]
-        if name == "pad":
-            ends.append(facts[1].interval)
-        return Facts((min(low for low, _ in ends), max(high for _, high in ends)))
-    if name in _ENTRIES_KEPT and name != "gather":
-        return Facts(facts[number if name == "sort" else 0].interval)
-    return Facts()
-
-
-def _product_facts(equation: JaxprEqn, facts: Sequence[Facts], inputs: Sequence[Value]) -> Facts:
-    """Facts of a product: the squared norm of an array, or products of the records' entries."""
-    (contracted, batch) = equation.params["dimension_numbers"]
-    shapes = [aval(atom).shape for atom in equation.invars]
-    records = [value.axes if isinstance(value, Records) else () for value in inputs]
-    terms = math.prod(shapes[0][axis] for axis in contracted[0] if axis not in records[0])
-    size = float(terms)
-    if equation.invars[0] is equation.invars[1] and isinstance(inputs[0], Records):
-        same = tuple(contracted[0]) == tuple(contracted[1]) and set(batch[0]) == set(records[0])
-        if same and len(shapes[0]) == len(contracted[0]) + len(batch[0]) and facts[0].norm_of:
-            array, factor = facts[0].norm_of
-            return Facts((0.0, math.inf), total={frozenset([array]): factor**2})
-    interval = _values.times(_values.times(facts[0].interval, facts[1].interval), (size, size))
-
-    # A factor for each record, times its array.
-    dims = [len(shape) for shape in shapes]
-    if set(records[0]) <= set(contracted[0]) or set(records[1]) <= set(contracted[1]):
-        if any(dims[i] == len(contracted[i]) and terms == 1 for i in (0, 1)):
-            # The one number is a factor of all entries of the other array.
-            entries = math.prod(aval(equation.outvars[0]).shape)
-            given = [
-                fact.repeated(entries) if dims[i] == len(contracted[i]) else fact
-                for i, fact in enumerate(facts)
-            ]
-            return _values.multiplied(*given)
-
-        # Outer products of clipped arrays.
-        clipped: dict[Group, tuple[int, float]] = {}
-        for one, (array, k) in facts[0].clipped.items():
-            for other, (_, m) in facts[1].clipped.items():
-                if len(one) == len(other) == 1:
-                    clipped[one] = array, k * m
-        return Facts(interval, clipped=clipped)
-    return Facts(interval)
-
-
-# --- Axes of records ---------------------------------------------------------------------------
-
-
-def _axes_after(equation: JaxprEqn, inputs: Sequence[Value]) -> _Axes | None:
-    """Where the records are in the outputs; `None` if the primitive is not followed.
-
-    Raises:
-      _Mixing: the outputs depend on several records at once.
-    """
-    name, params = equation.primitive.name, equation.params
-    shapes = [aval(atom).shape for atom in equation.invars]
-    out = aval(equation.outvars[0]).shape
-    axes = [value.axes if isinstance(value, Records) else None for value in inputs]
-    given = [one for one in axes if one is not None]
-    first = axes[0]
-    blocks = {value.block for value in inputs if isinstance(value, Records)}
-    block = max(blocks)
-    follows_blocks = name in ("reshape", "transpose", "conv_general_dilated")
-    if blocks != {1} and not follows_blocks and (len(blocks) > 1 or name not in _ELEMENTWISE):
-        return None
-
-    if name in _ELEMENTWISE:
-        if any(one != given[0] for one in given):
-            raise _Mixing
-        same_rank = all(len(s) in (0, len(out)) for s in shapes)
-        return _Axes(given[0], block=block) if same_rank else None
-    if name in _REDUCTIONS and first is not None:
-        reduced = set(params["axes"])
-        if reduced & set(first):
-            if name != "reduce_sum" or not set(first) <= reduced:
-                raise _Mixing
-            return _Axes((), is_sum=True)
-        return _Axes(tuple(axis - sum(r < axis for r in reduced) for axis in first))
-    if name in _CUMULATIVE and first is not None:
-        if params["axis"] in first:
-            raise _Mixing
-        return _Axes(first)
-    if name == "sort":
-        if any(one != given[0] for one in given) or params["dimension"] in given[0]:
-            raise _Mixing
-        return _Axes(given[0])
-    if name == "broadcast_in_dim" and first is not None:
-        moved = tuple(params["broadcast_dimensions"][axis] for axis in first)
-        return _Axes(moved)
-    if name == "transpose" and first is not None:
-        moved = tuple(list(params["permutation"]).index(axis) for axis in first)
-        return _Axes(moved, block=block) if tuple(sorted(moved)) == moved else None
-    if name == "squeeze" and first is not None:
-        gone = params["dimensions"]
-        if set(gone) & set(first):  # one record is left
-            return None
-        return _Axes(tuple(axis - sum(g < axis for g in gone) for axis in first))
-    if name == "reshape" and first is not None:
-        before = shapes[0]
-        if params["dimensions"] is not None:
-            before = tuple(before[axis] for axis in params["dimensions"])
-            first = tuple(sorted(list(params["dimensions"]).index(axis) for axis in first))
-            if len(first) != 1:
-                return None
-        return _reshaped(before, out, first, block)
-    if name == "rev" and first is not None:
-        return None if set(params["dimensions"]) & set(first) else _Axes(first)
-    if name == "slice" and first is not None:
-        if any(out[axis] != shapes[0][axis] for axis in first):
-            cut = (params["start_indices"], params["limit_indices"], params["strides"])
-            return _Axes(first, order=("slice", *map(_hashable, cut))) if len(first) == 1 else None
-        return _Axes(first)
-    if name == "split" and first is not None:
-        return None if params["axis"] in first else _Axes(first)
-    if name == "dynamic_slice" and first is not None:
-        whole = all(out[axis] == shapes[0][axis] for axis in first)
-        return _Axes(first) if whole and all(one is None for one in axes[1:]) else None
-    if name == "concatenate":
-        if any(one != given[0] for one in given) or params["dimension"] in given[0]:
-            return None
-        return _Axes(given[0]) if all(one is not None for one in axes) or given else None
-    if name == "stack":
-        if any(one != given[0] for one in given):
-            raise _Mixing
-        return _Axes(tuple(axis + (params["axis"] <= axis) for axis in given[0]))
-    if name == "pad" and first is not None and axes[1] is None:
-        padding = params["padding_config"]
-        return _Axes(first) if all(tuple(padding[axis]) == (0, 0, 0) for axis in first) else None
-    if name == "dot_general":
-        return _axes_of_product(params["dimension_numbers"], [len(s) for s in shapes], axes)
-    if name == "conv_general_dilated":
-        return _axes_of_convolution(equation, inputs)
-    if name in ("reduce_window_max", "reduce_window_sum", "reduce_window") and first is not None:
-        untouched = all(
-            params["window_dimensions"][axis] == 1
-            and params["window_strides"][axis] == 1
-            and tuple(params["padding"][axis]) == (0, 0)
-            for axis in first
-        )
-        return _Axes(first) if untouched and len(inputs) == 1 else None
-    if name == "select_and_gather_add" and first is not None and len(set(given)) == 1:
-        return _Axes(first) if all(params["window_dimensions"][a] == 1 for a in first) else None
-    if name == "select_and_scatter_add" and len(set(given)) == 1:
-        return (
-            _Axes(given[0]) if all(params["window_dimensions"][a] == 1 for a in given[0]) else None
-        )
-    if name in _MATRICES:
-        if any(one != given[0] for one in given) or len(given) != len(axes):
-            return None
-        return _Axes(given[0]) if max(given[0]) < len(shapes[0]) - 2 else None
-    if name == "top_k" and first is not None:
-        return _Axes(first) if max(first) < len(shapes[0]) - 1 else None
-    if name == "gather":
-        return _axes_of_gather(equation, inputs)
-    if name in ("scatter", "scatter-add", "scatter_add", "scatter-mul"):
-        return _axes_of_scatter(equation, inputs)
-    return None
-
-
-def _axes_of_product(
-    numbers: Any, ranks: Sequence[int], axes: Sequence[tuple[int, ...] | None]
-) -> _Axes | None:
-    contracted, batch = numbers
-    is_summed = [
-        one is not None and set(one) <= set(c) for one, c in zip(axes, contracted, strict=True)
-    ]
-    touched = [
-        one is not None and bool(set(one) & set(c)) for one, c in zip(axes, contracted, strict=True)
-    ]
-    if any(touched):
-        # Rows of both arrays, or of one and a public array, are multiplied and added up.
-        for side in (0, 1):
-            own, other = axes[side], axes[1 - side]
-            if own is None or not is_summed[side]:
-                continue
-            partners = tuple(contracted[1 - side][list(contracted[side]).index(a)] for a in own)
-            if other is None or other == partners:
-                return _Axes((), is_sum=True)
-        raise _Mixing
-    places = []
-    for side, own in enumerate(axes):
-        if own is None:
-            continue
-        free = [a for a in range(ranks[side]) if a not in contracted[side] and a not in batch[side]]
-        offset = len(batch[0])
-        if side == 1:
-            offset += ranks[0] - len(contracted[0]) - len(batch[0])
-        places.append(
-            tuple(
-                list(batch[side]).index(a) if a in batch[side] else offset + free.index(a)
-                for a in own
-            )
-        )
-    if any(place != places[0] for place in places):
-        raise _Mixing
-    return _Axes(places[0])
-
-
-def _axes_of_gather(equation: JaxprEqn, inputs: Sequence[Value]) -> _Axes | None:
-    operand, indices = inputs
-    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
-    shape = aval(equation.invars[0]).shape
-    index_rank = aval(equation.invars[1]).ndim
-    out_rank = aval(equation.outvars[0]).ndim
-    places = [axis for axis in range(out_rank) if axis not in numbers.offset_dims]
-    found = set()
-    order = None
-    if isinstance(indices, Records):
-        if index_rank - 1 in indices.axes:
-            return None
-        found.add(tuple(places[axis] for axis in indices.axes))
-    if isinstance(operand, Records):
-        if len(operand.axes) != 1:
-            return None
-        (axis,) = operand.axes
-        if axis in numbers.operand_batching_dims:
-            partner = numbers.start_indices_batching_dims[
-                list(numbers.operand_batching_dims).index(axis)
-            ]
-            if isinstance(indices, Records) and indices.axes != (partner,):
-                raise _Mixing
-            found.add((places[partner],))
-        elif axis not in numbers.collapsed_slice_dims and sizes[axis] == shape[axis]:
-            kept = [
-                a
-                for a in range(len(shape))
-                if a not in numbers.collapsed_slice_dims and a not in numbers.operand_batching_dims
-            ]
-            if isinstance(indices, Records):
-                raise _Mixing
-            found.add((numbers.offset_dims[kept.index(axis)],))
-        elif (
-            tuple(numbers.start_index_map) == (axis,) == tuple(numbers.collapsed_slice_dims)
-            and isinstance(indices, Public)
-            and index_rank == 2
-            and indices.distinct is not None
-            and (_is_inside(indices, shape[axis]) or _is_batch(indices.distinct))
-        ):
-            # Different records, at public positions.
-            found.add((places[0],))
-            order = ("gather", indices.distinct)
-        else:
-            return None
-    if len(found) != 1:
-        raise _Mixing
-    return _Axes(found.pop(), order=order)
-
-
-def _axes_of_scatter(equation: JaxprEqn, inputs: Sequence[Value]) -> _Axes | None:
-    operand, indices, updates = inputs
-    numbers = equation.params["dimension_numbers"]
-    shape, rank = aval(equation.invars[0]).shape, aval(equation.invars[2]).ndim
-    scattered = [axis for axis in range(rank) if axis not in numbers.update_window_dims]
-    window = [
-        axis
-        for axis in range(len(shape))
-        if axis not in numbers.inserted_window_dims and axis not in numbers.operand_batching_dims
-    ]
-    batching = dict(
-        zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True)
-    )
-    found = set()
-    if isinstance(operand, Records):
-        found.add(operand.axes)
-    if isinstance(indices, Records):
-        if any(axis not in batching for axis in indices.axes):
-            raise _Mixing
-        found.add(tuple(batching[axis] for axis in indices.axes))
-    if isinstance(updates, Records):
-        moved = []
-        for axis in updates.axes:
-            if axis in numbers.update_window_dims:
-                moved.append(window[list(numbers.update_window_dims).index(axis)])
-            elif scattered.index(axis) in batching:
-                moved.append(batching[scattered.index(axis)])
-            else:
-                raise _Mixing
-        found.add(tuple(moved))
-    if len(found) != 1:
-        raise _Mixing
-    (axes,) = found
-    moved_windows = all(
-        axis in numbers.operand_batching_dims or axis not in numbers.scatter_dims_to_operand_dims
-        for axis in axes
-    )
-    return _Axes(axes) if moved_windows else None
-
-
-def _axes_of_convolution(equation: JaxprEqn, inputs: Sequence[Value]) -> _Axes | None:
-    params, images, kernel = equation.params, inputs[0], inputs[1]
-    numbers = params["dimension_numbers"]
-    shapes = [aval(atom).shape for atom in equation.invars]
-    features = aval(equation.outvars[0]).shape[numbers.out_spec[1]]
-    plain = params["batch_group_count"] == 1
-    if plain and isinstance(images, Records) and isinstance(kernel, Public):
-        is_batch = images.block == 1 and images.axes == (numbers.lhs_spec[0],)
-        return _Axes((numbers.out_spec[0],)) if is_batch else None
-
-    # Groups of channels, or of images, that are each of one record.
-    groups = params["feature_group_count"] if plain else params["batch_group_count"]
-    grouped = numbers.lhs_spec[1] if plain else numbers.lhs_spec[0]
-    for value, axis, shape in (
-        (images, grouped, shapes[0]),
-        (kernel, numbers.rhs_spec[0], shapes[1]),
-    ):
-        if isinstance(value, Records):
-            if value.axes != (axis,):
-                raise _Mixing
-            if shape[axis] != groups * value.block:
-                return None
-    return _Axes((numbers.out_spec[1],), block=features // groups)
-
-
-def _reshaped(
-    before: tuple[int, ...], after: tuple[int, ...], axes: tuple[int, ...], block: int
-) -> _Axes | None:
-    """The axes of a reshaped array that index what adjacent axes of the array did."""
-    if axes != tuple(range(axes[0], axes[0] + len(axes))):
-        return None
-    prefix = math.prod(before[: axes[0]])
-    number = math.prod(before[axis] for axis in axes)
-    for start in range(len(after)):
-        if math.prod(after[:start]) != prefix or after[start] == 1:
-            continue
-        if block == 1:
-            for stop in range(start + 1, len(after) + 1):
-                if math.prod(after[start:stop]) == number:
-                    return _Axes(tuple(range(start, stop)))
-            if len(axes) == 1 and after[start] % number == 0:
-                return _Axes((start,), block=after[start] // number)
-        elif after[start] in (number, number // block):
-            return _Axes((start,), block=after[start] * block // number)
-        return None
-    return None
-
-
-# --- Noise and keys ----------------------------------------------------------------------------
-
-
-def _normal_after(equation: JaxprEqn, values: Sequence[Public], number: int) -> Normal | None:
-    """The noise that an output is, if it is noise with independent entries."""
-    name, params = equation.primitive.name, equation.params
-    out = aval(equation.outvars[number]).shape
-    sources = [
-        (value, atom) for value, atom in zip(values, equation.invars, strict=True) if value.normal
-    ]
-    if not sources:
-        return None
-    value, before = sources[0][0], aval(sources[0][1]).shape
-    normal = value.normal
-    assert normal is not None
-    if name in ("mul", "div", "add", "sub", "add_any", "max") and any(
-        aval(a).shape != out for _, a in sources
-    ):
-        return None
-    others = [other for other in values if other is not value]
-    if name == "mul" and len(sources) == 1 and len(others) == 1 and not others[0].draws:
-        low, high = others[0].facts.interval
-        return replace(normal, deviation=normal.deviation * max(low, -high, 0.0))
-    if name == "div" and value is values[0] and len(others) == 1 and not others[0].draws:
-        magnitude = others[0].facts.magnitude
-        return replace(normal, deviation=normal.deviation / magnitude) if magnitude else None
-    if name in ("add", "sub", "add_any"):
-        if len(sources) == 1:
-            return normal if len(others) == 1 and not others[0].draws else None
-        second = sources[1][0].normal
-        if second is None or _parts_overlap(normal.parts, second.parts):
-            return None
-        deviation = math.hypot(normal.deviation, second.deviation)
-        return Normal(normal.parts | second.parts, deviation)
-    if name == "concatenate":
-        parts: frozenset[Any] = frozenset()
-        for one in values:
-            if one.normal is None or _parts_overlap(parts, one.normal.parts):
-                return None
-            parts |= one.normal.parts
-        return Normal(parts, min(one.normal.deviation for one in values if one.normal))
-    if name in ("reshape", "squeeze", "neg", "expand_dims"):
-        return normal
-    if name == "convert_element_type":
-        floating = jnp.issubdtype(aval(equation.outvars[0]).dtype, jnp.floating)
-        return normal if floating else None
-    if name == "broadcast_in_dim":
-        return normal if math.prod(out) == math.prod(before) else None
-    if name in ("transpose", "rev"):
-        return replace(normal, parts=frozenset((draw, None) for draw, _ in normal.parts))
-    if name in ("slice", "split"):
-        # Ranges of the leading axis are ranges of the flat array.
-        if name == "slice":
-            start = params["start_indices"][0]
-            rest_kept = params["strides"] is None and out[1:] == before[1:]
-        else:
-            start = sum(params["sizes"][:number])
-            rest_kept = params["axis"] == 0
-        row = math.prod(before[1:])
-        parts = frozenset()
-        for draw, region in normal.parts:
-            if len(normal.parts) == 1 and rest_kept and region is not None:
-                begin = region[0] + start * row
-                region = begin, begin + math.prod(out)
-            parts |= {(draw, region)}
-        return replace(normal, parts=parts)
-    return None
-
-
-def _parts_overlap(one: Iterable[Any], other: Iterable[Any]) -> bool:
-    """Whether two noises have entries of a draw in common."""
-    return any(
-        draw == other_draw and (a is None or b is None or (a[0] < b[1] and b[0] < a[1]))
-        for draw, a in one
-        for other_draw, b in other
-    )
-
-
-def _key_after(equation: JaxprEqn, values: Sequence[Public]) -> Key | None:
-    """The key, or keys, that an output holds."""
-    name, params = equation.primitive.name, equation.params
-    if not values or values[0].key is None:
-        return None
-    key, out = values[0].key, aval(equation.outvars[0])
-    before = aval(equation.invars[0])
-    trailing = 0 if _is_key_dtype(before.dtype) else 1  # a raw key is an array of two numbers
-    if name in ("reshape", "squeeze", "broadcast_in_dim", "expand_dims"):
-        if math.prod(out.shape) != math.prod(before.shape):
-            return None
-        if out.ndim == trailing and key.span is not None and key.span[1] - key.span[0] == 1:
-            return Key((*key.path, key.span))
-        return key
-    if name == "slice" and key.span is not None and before.ndim == 1 + trailing:
-        if trailing and out.shape[-1] != before.shape[-1]:
-            return None
-        if params["strides"] is None or set(params["strides"]) == {1}:
-            start = key.span[0] + params["start_indices"][0]
-            return Key(key.path, (start, start + out.shape[0]))
-    if name == "dynamic_slice" and key.span is not None and before.ndim == 1 + trailing:
-        index = values[1]
-        if index.known is not None:
-            start = key.span[0] + int(np.clip(index.known, 0, before.shape[0] - out.shape[0]))
-            return Key(key.path, (start, start + out.shape[0]))
-        if index.loop is not None and out.shape[0] == 1 and _is_inside(index, before.shape[0]):
-            return Key((*key.path, ("each", index.loop[0], *key.span)), (0, 1))
-    if name == "convert_element_type" and before.dtype == out.dtype:
-        return key
-    return None
-
-
-def _carried(key: Key | None, step: tuple[str, int, int]) -> Key | None:
-    """The key that a loop carries, all that it becomes being derived from that before the loop."""
-    if key is None:
-        return None
-    span = () if key.span is None else (key.span,)
-    return Key((*key.path, *span, step), key.span)
-
-
-def _varies(key: Key, loop: int) -> bool:
-    """Whether a key is another one in every iteration of a loop."""
-    return any(
-        isinstance(step, tuple) and step[0] in ("each", "loop", "carried") and step[1] == loop
-        for step in key.path
-    )
 
 
 def _split(analysis: _Analysis, equation: JaxprEqn, inputs: Any, where: str) -> Value:
@@ -1975,7 +1346,7 @@ def _unwrap(analysis: _Analysis, equation: JaxprEqn, inputs: Any, where: str) ->
 
 def _bits(analysis: _Analysis, equation: JaxprEqn, inputs: Any, where: str) -> Value:
     number = analysis.draw(inputs[0], where)
-    facts = _dtype_facts(aval(equation.outvars[0]).dtype)
+    facts = dtype_facts(aval(equation.outvars[0]).dtype)
     return Public(facts, draws=frozenset([number]))
 
 
@@ -1987,300 +1358,3 @@ _KEY_RULES: dict[str, Callable[[_Analysis, JaxprEqn, Any, str], Value]] = {
     "random_unwrap": _unwrap,
     "random_bits": _bits,
 }
-
-
-def _overlap(one: Key, other: Key) -> bool | None:
-    """Whether two keys are the same or one is derived from the other; `None`: not known."""
-    paths = [key.path if key.span is None else (*key.path, key.span) for key in (one, other)]
-    if paths[0][:2] != paths[1][:2]:
-        return False
-    for a, b in zip(*paths, strict=False):
-        if a == b:
-            continue
-        if not isinstance(a, tuple) or not isinstance(b, tuple):
-            return False
-        if {a[0], b[0]} == {"carried", "carried out"} and a[1:] == b[1:]:
-            return False  # the loop goes on with keys that it did not use
-        ranges = [step[-2:] if step[0] == "each" else step for step in (a, b)]
-        if any(isinstance(step[0], str) for step in ranges):
-            return None
-        if ranges[0][0] >= ranges[1][1] or ranges[1][0] >= ranges[0][1]:
-            return False
-    return True
-
-
-@cache
-def _normal_programs(shape: tuple[int, ...], dtype: Any, key_type: Any) -> frozenset[str]:
-    """Programs that draw standard normal noise: JAX's and dpjax's own."""
-    programs = []
-    for normal in (jax.random.normal, _random.normal):
-        for mapped in (False, True) if shape else (False,):
-            key = jax.ShapeDtypeStruct(shape[:1] if mapped else (), key_type)
-            size = shape[1:] if mapped else shape
-
-            def draw(key: Any, normal: Any = normal, size: Any = size) -> Any:
-                return normal(key, size, dtype)
-
-            traced = jax.make_jaxpr(jax.vmap(draw) if mapped else draw)(key)
-            programs += [str(body_of(e).jaxpr) for e in traced.jaxpr.eqns if bodies_of(e)]
-    return frozenset(programs)
-
-
-def _is_normal(equation: JaxprEqn) -> bool:
-    key, out = equation.invars[0], equation.outvars[0]
-    if not _is_key_dtype(aval(key).dtype):
-        return False
-    programs = _normal_programs(aval(out).shape, aval(out).dtype, aval(key).dtype)
-    return str(body_of(equation).jaxpr) in programs
-
-
-# --- Arrays ------------------------------------------------------------------------------------
-
-
-def _known(leaf: Any) -> Public:
-    """A public array of known entries."""
-    if _is_key(leaf):
-        return Public(constant=True)
-    dtype = jnp.result_type(leaf)
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return Public(_dtype_facts(dtype))
-    array = np.asarray(leaf)
-    if (
-        array.dtype == bool
-        or np.issubdtype(array.dtype, np.integer)
-        or jnp.issubdtype(dtype, jnp.floating)
-    ):
-        numbers = array.astype(float)
-    else:
-        return Public(constant=True)
-    finite = numbers.size and not np.isnan(numbers).any()
-    interval = (float(numbers.min()), float(numbers.max())) if finite else _values.REALS
-    small = array.size <= _MOST_KNOWN
-    is_distinct = small and array.ndim > 0 and len(np.unique(array)) == array.size
-    distinct = (array.shape, array.tobytes()) if is_distinct else None
-    return Public(Facts(interval), array if small else None, constant=True, distinct=distinct)
-
-
-def _dtype_facts(dtype: Any) -> Facts:
-    """The range of a dtype."""
-    if dtype == jnp.bool_:
-        return Facts((0.0, 1.0))
-    if jnp.issubdtype(dtype, jnp.integer):
-        limits = jnp.iinfo(dtype)
-        return Facts((float(limits.min), float(limits.max)))
-    return Facts()
-
-
-def _within(interval: Any, limits: Any) -> tuple[float, float]:
-    """The interval, unless a number of its dtype may have wrapped around."""
-    if interval[0] < limits[0] or interval[1] > limits[1] or math.isnan(interval[0] + interval[1]):
-        return limits
-    return interval
-
-
-def _batch_of(value: Value) -> Any:
-    """The name of the padded batch that a per-record array has the rows of."""
-    order = value.order if isinstance(value, Records) else ()
-    while order:
-        step, order = order
-        if step[0] == "gather" and isinstance(step[1], tuple) and step[1][0] == "batch":
-            return step[1]
-    return None
-
-
-def _is_inside(index: Public, size: int) -> bool:
-    """Whether an index is never moved into the array."""
-    low, high = index.facts.interval
-    return low >= 0 and high <= size - 1
-
-
-def _is_batch(distinct: Any) -> bool:
-    return isinstance(distinct, tuple) and distinct[:1] == ("batch",)
-
-
-def _operands(equation: JaxprEqn) -> list[Any]:
-    return [*equation.invars, *equation.outvars]
-
-
-def _repeats(atom: Any, shape: tuple[int, ...]) -> float:
-    """The factor of the norm of an array that meets one of the shape: a number is repeated."""
-    return math.sqrt(math.prod(shape)) if aval(atom).shape == () else 1.0
-
-
-def _facts_of(value: Value) -> Facts:
-    return value.facts if isinstance(value, Public | Records) else Facts()
-
-
-def _is_wide(dtype: Any) -> bool:
-    """Whether a dtype holds all integers of a program."""
-    return bool(jnp.issubdtype(dtype, jnp.integer)) and jnp.iinfo(dtype).bits >= 32
-
-
-def _is_zero(value: Value) -> bool:
-    return isinstance(value, Public) and value.facts.interval == (0.0, 0.0)
-
-
-def _is_key_dtype(dtype: Any) -> bool:
-    return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
-
-
-def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and _is_key_dtype(leaf.dtype)
-
-
-def _is_raw_key(leaf: Any) -> bool:
-    """Whether an array may hold raw keys: of `jax.random.PRNGKey`."""
-    return (
-        hasattr(leaf, "dtype")
-        and leaf.dtype == jnp.uint32
-        and np.ndim(leaf) in (1, 2)
-        and np.shape(leaf)[-1] in (2, 4)
-    )
-
-
-def _rows_differ(array: np.ndarray) -> bool:
-    return len(np.unique(array, axis=0)) == len(array)
-
-
-def _hashable(parameter: Any) -> Any:
-    return tuple(parameter) if parameter is not None else None
-
-
-def _length_dependent(
-    one: Any,
-    other: Any,
-    affected: Sequence[bool],
-    lines: list[str],
-    public: set[Var],
-    shared: set[Var],
-) -> list[bool]:
-    """Which outputs differ between two programs, beyond the shapes of their arrays.
-
-    Positions of records do not count: Python's negative ones are made positive by the length.
-
-    Args:
-      one: a jaxpr.
-      other: the same function's, with another number of records.
-      affected: which inputs and constants differ.
-      lines: of the constants that differ, added to.
-      public: variables of the first that are public.
-      shared: variables of the first that are public or sums.
-
-    Raises:
-      ValueError: the programs have different equations.
-    """
-    reached = {
-        var
-        for var, is_affected in zip([*one.invars, *one.constvars], affected, strict=True)
-        if is_affected
-    }
-    for first, second in zip(one.eqns, other.eqns, strict=True):
-        name = first.primitive.name
-        if name != second.primitive.name:
-            raise ValueError(name)
-        changed = []
-        for a, b in zip(first.invars, second.invars, strict=True):
-            if isinstance(a, JaxprLiteral) != isinstance(b, JaxprLiteral):
-                raise ValueError(name)
-            if isinstance(a, JaxprLiteral) and isinstance(b, JaxprLiteral):
-                changed.append(not np.array_equal(a.val, b.val, equal_nan=True))
-                if changed[-1]:
-                    lines.append(_where(first))
-            else:
-                changed.append(a in reached)
-        # Arrays as long as the records: their shape counts where they are not the records' own.
-        shapes = [
-            [tuple(aval(a).shape == aval(b).shape for a, b in zip(*pair, strict=True))]
-            for pair in ((first.invars, second.invars), (first.outvars, second.outvars))
-        ]
-        same_inputs, same_outputs = shapes[0][0], shapes[1][0]
-        is_shared = all(isinstance(a, JaxprLiteral) or a in shared for a in first.invars)
-        resized = [is_shared and not all(same_inputs) and same for same in same_outputs]
-        if _parameters(first) != _parameters(second):
-            if name == "scan":  # another number of iterations
-                resized = [
-                    was or (same and var in public)
-                    for was, same, var in zip(resized, same_outputs, first.outvars, strict=True)
-                ]
-            elif name in _ELEMENTWISE or all([*same_inputs, *same_outputs]):
-                resized = [True] * len(resized)
-        if name in _INLINED:
-            resized = [False] * len(resized)
-        if any(resized):
-            lines.append(_where(first))
-
-        bodies = list(zip(bodies_of(first), bodies_of(second), strict=True))
-        if first.params.get("name") in _TRUSTED and _is_own(first):
-            bodies = []
-        if not is_shared and name in (
-            "gather", "dynamic_slice", "scatter", "scatter-add", "dynamic_update_slice",
-        ):  # fmt: skip
-            number = {"gather": 1, "dynamic_slice": 1, "dynamic_update_slice": 2}.get(name, 3)
-            changed = [changed[0], *(changed[2:3] if number == 3 else changed[1:number])]
-            bodies = []
-        outputs = [any(changed)] * len(first.outvars)
-        for body, second_body in bodies:
-            inner = [*changed, *[False] * len(body.jaxpr.invars)][: len(body.jaxpr.invars)]
-            if name not in _INLINED:  # loops and branches: any change reaches all outputs
-                inner = [any(changed)] * len(inner)
-            constants = [False] * len(body.jaxpr.constvars)
-            both = body.jaxpr, second_body.jaxpr
-            found = _length_dependent(*both, [*inner, *constants], lines, public, shared)
-            if name in _INLINED and len(found) == len(outputs):
-                outputs = found
-            elif any(found):
-                outputs = [True] * len(outputs)
-        outputs = [a or b for a, b in zip(outputs, resized, strict=True)]
-        reached.update(
-            var for var, is_changed in zip(first.outvars, outputs, strict=True) if is_changed
-        )
-    return [isinstance(atom, Var) and atom in reached for atom in one.outvars]
-
-
-def _parameters(equation: JaxprEqn) -> dict[str, Any]:
-    """The parameters of an equation that are plain numbers, names or tuples of them."""
-    kinds = (bool, int, float, str, tuple)
-    return {key: value for key, value in equation.params.items() if isinstance(value, kinds)}
-
-
-def _counters(body: Any, num_consts: int, num_carry: int) -> dict[int, float]:
-    """Positions of carried integers to which every iteration adds a constant, and these."""
-    made = {var: equation for equation in body.eqns for var in equation.outvars}
-    found = {}
-    for position in range(num_carry):
-        before, after = body.invars[num_consts + position], body.outvars[position]
-        equation = made.get(after) if isinstance(after, Var) else None
-        if equation is None or equation.primitive.name != "add" or aval(before).ndim:
-            continue
-        if not _is_wide(aval(before).dtype):
-            continue
-        terms = [atom for atom in equation.invars if atom is not before]
-        if len(terms) == 1 and isinstance(terms[0], JaxprLiteral) and terms[0].val != 0:
-            found[position] = float(terms[0].val)
-    return found
-
-
-def _reached(jaxpr: Any, private: Sequence[bool]) -> list[bool]:
-    """Which outputs depend on inputs that are private, or on callbacks."""
-    reached = {var for var, is_private in zip(jaxpr.invars, private, strict=True) if is_private}
-    for equation in jaxpr.eqns:
-        if any(atom in reached for atom in equation.invars if isinstance(atom, Var)):
-            reached.update(equation.outvars)
-    return [isinstance(atom, Var) and atom in reached for atom in jaxpr.outvars]
-
-
-def _lines(equation: JaxprEqn) -> list[Any]:
-    """The frames outside JAX that made the equation, innermost first."""
-    traceback: Any = equation.source_info.traceback
-    frames = traceback.frames if traceback is not None else ()
-    return [one for one in frames if not one.file_name.startswith((_JAX_FILES, __file__))]
-
-
-def _where(equation: JaxprEqn) -> str:
-    """File and line of the equation: the innermost outside JAX."""
-    return "".join(f"{Path(one.file_name).name}:{one.line_num}" for one in _lines(equation)[:1])
-
-
-def _is_own(equation: JaxprEqn) -> bool:
-    """Whether the innermost line outside JAX is one of dpjax."""
-    return any(one.file_name.startswith(_PACKAGE_FILES) for one in _lines(equation)[:1])

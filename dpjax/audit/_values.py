@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 # Ids of per-record arrays whose squared norms are added up before the records are clipped.
@@ -424,3 +426,97 @@ def _merged(one: Mapping[Any, float], other: Mapping[Any, float], choose: Any) -
 def _common(one: Mapping[Any, float], other: Mapping[Any, float], choose: Any) -> dict[Any, float]:
     """Bounds that hold on both sides."""
     return {name: choose(one[name], other[name]) for name in one.keys() & other.keys()}
+
+
+# Public arrays of at most so many entries are computed.
+MOST_KNOWN = 4096
+
+
+def as_public(leaf: Any) -> Public:
+    """A public array of known entries."""
+    if is_key(leaf):
+        return Public(constant=True)
+    dtype = jnp.result_type(leaf)
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return Public(dtype_facts(dtype))
+    array = np.asarray(leaf)
+    if (
+        array.dtype == bool
+        or np.issubdtype(array.dtype, np.integer)
+        or jnp.issubdtype(dtype, jnp.floating)
+    ):
+        numbers = array.astype(float)
+    else:
+        return Public(constant=True)
+    finite = numbers.size and not np.isnan(numbers).any()
+    interval = (float(numbers.min()), float(numbers.max())) if finite else REALS
+    small = array.size <= MOST_KNOWN
+    is_distinct = small and array.ndim > 0 and len(np.unique(array)) == array.size
+    distinct = (array.shape, array.tobytes()) if is_distinct else None
+    return Public(Facts(interval), array if small else None, constant=True, distinct=distinct)
+
+
+def dtype_facts(dtype: Any) -> Facts:
+    """The range of a dtype."""
+    if dtype == jnp.bool_:
+        return Facts((0.0, 1.0))
+    if jnp.issubdtype(dtype, jnp.integer):
+        limits = jnp.iinfo(dtype)
+        return Facts((float(limits.min), float(limits.max)))
+    return Facts()
+
+
+def within_limits(interval: Any, limits: Any) -> tuple[float, float]:
+    """The interval, unless a number of its dtype may have wrapped around."""
+    if interval[0] < limits[0] or interval[1] > limits[1] or math.isnan(interval[0] + interval[1]):
+        return limits
+    return interval
+
+
+def batch_of(value: Value) -> Any:
+    """The name of the padded batch that a per-record array has the rows of."""
+    order = value.order if isinstance(value, Records) else ()
+    while order:
+        step, order = order
+        if step[0] == "gather" and isinstance(step[1], tuple) and step[1][0] == "batch":
+            return step[1]
+    return None
+
+
+def facts_of(value: Value) -> Facts:
+    return value.facts if isinstance(value, Public | Records) else Facts()
+
+
+def is_wide(dtype: Any) -> bool:
+    """Whether a dtype holds all integers of a program."""
+    return bool(jnp.issubdtype(dtype, jnp.integer)) and jnp.iinfo(dtype).bits >= 32
+
+
+def is_zero(value: Value) -> bool:
+    return isinstance(value, Public) and value.facts.interval == (0.0, 0.0)
+
+
+def is_key_dtype(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def is_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and is_key_dtype(leaf.dtype)
+
+
+def is_raw_key(leaf: Any) -> bool:
+    """Whether an array may hold raw keys: of `jax.random.PRNGKey`."""
+    return (
+        hasattr(leaf, "dtype")
+        and leaf.dtype == jnp.uint32
+        and np.ndim(leaf) in (1, 2)
+        and np.shape(leaf)[-1] in (2, 4)
+    )
+
+
+def rows_differ(array: np.ndarray) -> bool:
+    return len(np.unique(array, axis=0)) == len(array)
+
+
+def as_hashable(parameter: Any) -> Any:
+    return tuple(parameter) if parameter is not None else None

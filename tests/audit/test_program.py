@@ -51,7 +51,7 @@ def gradients(w, x, y):
 
 
 def norms(g):
-    return jax.vmap(optax.global_norm)(g)
+    return jax.vmap(optax.tree.norm)(g)
 
 
 def column(s, a):
@@ -123,7 +123,7 @@ def clip_where_factor(key, w, x, y):
 def clip_where_array(key, w, x, y):
     def one(x, y):
         g = jax.grad(loss)(w, x, y)
-        n = optax.global_norm(g)
+        n = optax.tree.norm(g)
         return jax.tree.map(lambda a: jnp.where(n > 1, a / n, a), g)
 
     return updated(w, noisy(key, total(jax.vmap(one)(x, y))))
@@ -261,7 +261,7 @@ def scan_over_microbatches(key, w, x, y):
 def scan_over_records(key, w, x, y):
     def body(sums, record):
         g = jax.grad(loss)(w, *record)
-        s = jnp.minimum(1, 1 / optax.global_norm(g))
+        s = jnp.minimum(1, 1 / optax.tree.norm(g))
         return jax.tree.map(lambda a, b: a + s * b, sums, g), None
 
     sums, _ = jax.lax.scan(body, jax.tree.map(jnp.zeros_like, w), (x, y))
@@ -278,7 +278,7 @@ def scan_of_entries(key, w, x, y):
 def map_over_records(key, w, x, y):
     def one(record):
         g = jax.grad(loss)(w, *record)
-        s = jnp.minimum(1, 1 / optax.global_norm(g))
+        s = jnp.minimum(1, 1 / optax.tree.norm(g))
         return jax.tree.map(lambda a: s * a, g)
 
     return updated(w, noisy(key, total(jax.lax.map(one, (x, y)))))
@@ -288,7 +288,7 @@ def map_over_records(key, w, x, y):
 def loop_over_records(key, w, x, y):
     def body(i, sums):
         g = jax.grad(loss)(w, x[i], y[i])
-        s = jnp.minimum(1, 1 / optax.global_norm(g))
+        s = jnp.minimum(1, 1 / optax.tree.norm(g))
         return jax.tree.map(lambda a, b: a + s * b, sums, g)
 
     return noisy(key, jax.lax.fori_loop(0, len(x), body, jax.tree.map(jnp.zeros_like, w)))
@@ -458,7 +458,7 @@ def wrong_no_clip(key, w, x, y):
 def wrong_clip_of_the_sum(key, w, x, y):
     """The sum is clipped, by its own norm, not the records."""
     t = total(gradients(w, x, y))
-    s = jnp.minimum(1, 1 / optax.global_norm(t))
+    s = jnp.minimum(1, 1 / optax.tree.norm(t))
     return noisy(key, jax.tree.map(lambda a: a * s, t))
 
 
