@@ -291,9 +291,12 @@ def check_program(
     # The noise of all releases together, against that declared.
     found = analysis.noise_multiplier()
     if found < noise_multiplier * (1 - _TOLERANCE):
+        parts = [part for one in analysis.releases for block in one.blocks for part in block]
+        is_exact = all(part.is_attained for part in parts)
+        relation = "is" if is_exact else "may be no more than"
         analysis.report(
-            True,
-            f"the noise multiplier is {found:.4g}, less than the {noise_multiplier:g} declared",
+            is_exact,
+            f"the noise multiplier {relation} {found:.4g}, and {noise_multiplier:g} is declared",
             ", ".join(dict.fromkeys(release.where for release in analysis.releases)),
         )
     elif math.isnan(found) and not analysis.findings:
@@ -792,7 +795,9 @@ class _Analysis:
         results: list[Value] = []
         for var, is_reached in zip(body.outvars, reached, strict=True):
             if var in summed:
-                part = Part(next(self.numbers), group, next(members), bound, frozenset(), where)
+                part = Part(
+                    next(self.numbers), group, next(members), bound, True, frozenset(), where
+                )
                 results.append(Sums(({part: 1.0},)))
             elif is_reached:
                 reason = f"statistics of the batch that {TRUSTED[name]} returns are private"
@@ -909,9 +914,12 @@ class _Analysis:
             choices, own = [], math.inf
         if choices and not (own < choices[0][2] and len(choices[0][0]) == 1):
             group, one, factor = choices[0]
+            is_attained = True
         else:
+            # Entries within bounds are not all at their bounds, it may be.
             group, one, factor = frozenset([number]), number, own
-        part = Part(number, group, one, factor, value.each_once, where)
+            is_attained = size == 1
+        part = Part(number, group, one, factor, is_attained, value.each_once, where)
         return Sums(({part: 1.0},), draws=value.draws)
 
     # --- Per-record values ---------------------------------------------------------------------

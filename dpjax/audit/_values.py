@@ -161,6 +161,7 @@ class Part:
       group: arrays that are clipped together.
       one: the array of the group.
       factor: infinite if no bound is known.
+      is_attained: whether some record contributes as much, as far as is known.
       once: loops in which a record is added in one iteration only.
       where: the line at which the records are added up.
     """
@@ -169,6 +170,7 @@ class Part:
     group: Group
     one: int
     factor: float
+    is_attained: bool
     once: frozenset[int]
     where: str
 

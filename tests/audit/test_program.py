@@ -470,7 +470,7 @@ def wrong_each_layer_to_the_bound(key, w, x, y):
     return noisy(key, {k: (a * column(jnp.minimum(1, 1 / n[k]), a)).sum(0) for k, a in g.items()})
 
 
-@violated
+@wrong
 def wrong_each_entry_to_the_bound(key, w, x, y):
     """Entries of at most 1 have norm sqrt(15)."""
     g = jax.tree.map(lambda a: jnp.clip(a, -1, 1), gradients(w, x, y))
@@ -606,7 +606,7 @@ def wrong_norm_of_chosen_entries(key, w, x, y):
     return by_norm(x, n) + Z * normal(key, (4,))
 
 
-@violated
+@wrong
 def wrong_norm_of_rounded_integers(key, w, x, y):
     """Halves of integers are rounded before the norm."""
     i = x.astype(jnp.int8).astype(jnp.int32)
@@ -614,7 +614,7 @@ def wrong_norm_of_rounded_integers(key, w, x, y):
     return by_norm(i, n) + Z * normal(key, (4,))
 
 
-@violated
+@wrong
 def wrong_norm_of_small_integers(key, w, x, y):
     """Squares of 8-bit integers wrap around."""
     i = x.astype(jnp.uint8)
@@ -729,14 +729,14 @@ def wrong_number_repeated_in_a_loop(key, w, x, y):
     return jax.lax.scan(body, jnp.zeros(100), x)[0] + Z * normal(key, (100,))
 
 
-@violated
+@wrong
 def wrong_entries_in_a_loop(key, w, x, y):
     """Four entries of at most 1 have norm 2."""
     sums, _ = jax.lax.scan(lambda a, x: (a + jnp.clip(x, -1, 1), None), jnp.zeros(4), x)
     return sums + Z * normal(key, (4,))
 
 
-@violated
+@wrong
 def wrong_converted_to_boolean(key, w, x, y):
     """Small numbers become one."""
     b = jax.lax.convert_element_type(unit(x), jnp.bool_)
@@ -761,14 +761,14 @@ def wrong_one_record_for_many(key, w, x, y):
     return jnp.clip(x[0], -1, 1).sum() + Z * normal(key, ())
 
 
-@violated
+@wrong
 def wrong_labels_counted_twice(key, w, x, y):
     """Two ones for each record: of norm sqrt(2)."""
     counts = jax.nn.one_hot(y, 3) + jax.nn.one_hot(y + 1, 3)
     return counts.sum(0) + Z * normal(key, (3,))
 
 
-@violated
+@wrong
 def wrong_histogram_with_less_noise(key, w, x, y):
     """Half of the noise."""
     return jax.nn.one_hot(y, 3).sum(0) + Z / 2 * normal(key, (3,))
@@ -926,7 +926,7 @@ def wrong_sum_less_its_mean(key, w, x, y):
     return t - t.mean() + 0.1 * Z * normal(key, (4,))
 
 
-@violated
+@wrong
 def wrong_parts_in_another_order(key, w, x, y):
     """The large parts of both arrays meet."""
     large, small = unit(x).sum(0), jnp.clip(1e-3 * x, -1e-3, 1e-3).sum(0)

@@ -63,7 +63,7 @@ def test_power_less_noise_than_declared_is_a_violation():
     step = private_step(loss, optax.adam(0.1), mechanism=mechanism(), key=KEY)
     report = check_step(step, noise_multiplier=1.2)
     assert report.verdict == "violated"
-    assert "the noise multiplier is 1.1, less than the 1.2 declared" in report.findings[0].reason
+    assert "the noise multiplier is 1.1, and 1.2 is declared" in report.findings[0].reason
 
 
 def test_power_statistics_of_the_batch_are_private():
