@@ -20,7 +20,7 @@ FIRST = {
     "dpjax.accounting.tradeoff": "TradeOff Gaussian Laplace compose subsample mixture group",
     "dpjax.sensitivity": "Sensitivity of_mean of_sum of_count of_histogram of_quantile_counts"
     " of_second_moment clip_to clip_norm_to to_grid",
-    "dpjax.audit": "audit AuditReport canary_records canary_loss",
+    "dpjax.audit": "audit AuditReport canary_records canary_loss check_step StepReport",
     "dpjax.statistics": "release plan count histogram mean variance quantile"
     " covariance correlation regression"
     " StatisticsPlan StatisticsRelease Estimate Query",

@@ -39,8 +39,10 @@ _NUM_DRAWS, _FEWEST_RUNS, _MOST_RUNS = 2_000_000, 2_000, 60_000
 _NUM_CORRELATED, _CHUNK = 192, 2**24
 # Steps that are taken one after the other, and the numbers that a record is multiplied with.
 _NUM_STEPS = 3
+# Pairs of neighbours that are followed over later steps.
+_NUM_FOLLOWED = 6
 _SCALES = (0.0, 1e-30, 1e-3, 0.3, 3.0, 1e2, 1e5, 1e30)
-_OTHER_LENGTHS = ("one record", "twice the records", "no records")
+_OTHER_LENGTHS = ("one record", "no records")
 # Where no neighbour moves the release by this share of what is allowed, nothing is decided.
 _LEAST_SHARE = 0.5
 # A change of the release relative to the allowed one that counts as rounding.
@@ -265,8 +267,13 @@ class _Runs:
         self.widths: list[int] = []
         self.dtypes: list[np.dtype] = []
         self.block = 1
-        self._many_keys = jax.jit(jax.vmap(self._steps, (0, None))) if vectorize else None
-        self._many_rows = jax.jit(self._with_rows) if vectorize else None
+        # Programs run for a second at most: less time to compile them is worth more.
+        options: dict[str, Any] | None = None
+        if jax.default_backend() == "cpu":
+            options = {"xla_backend_optimization_level": 0}
+        many_keys = jax.vmap(self._steps, (0, None))
+        self._many_keys = jax.jit(many_keys, compiler_options=options) if vectorize else None
+        self._many_rows = jax.jit(self._with_rows, compiler_options=options) if vectorize else None
 
     def over_keys(self, keys: jax.Array, *batches: Records) -> Array:
         """Returns the releases of consecutive steps on ``batches``, (keys, steps, numbers)."""
@@ -471,8 +478,8 @@ def _batches(records: Records, null: Records | None, runs: _Runs) -> dict[str, R
             for value, leaf in zip(null, records, strict=True)
         ]
     # Of other lengths: some steps take one length only.
-    lengths = [leaf[:1] for leaf in records], [np.concatenate([leaf, leaf]) for leaf in records]
-    others = dict(zip(_OTHER_LENGTHS, [*lengths, [leaf[:0] for leaf in records]], strict=True))
+    shorter = [[leaf[:length] for leaf in records] for length in (1, 0)]
+    others = dict(zip(_OTHER_LENGTHS, shorter, strict=True))
     return batches | {name: batch for name, batch in others.items() if runs.accepts(batch)}
 
 
@@ -642,9 +649,9 @@ def _find_changes(
     has_removal = False
     for number, (name, batch) in enumerate(batches.items()):
         length = len(batch[0])
-        if name == "twice the records":
+        if name in _OTHER_LENGTHS:
             continue
-        for slot in sorted({0, length - 1}) if length else ():
+        for slot in sorted({0, length - 1}):
             key = keys[(number + slot) % len(keys)]
             releases = runs.over_rows(key, batch, slot, rows)
             place = f"at place {slot} of {name}"
@@ -861,7 +868,10 @@ def _check_independent(
     largest = 0.0
     centred = values - values.mean(axis=0)
     for power, factor in ((1, 1.0), (2, 2.0)):  # squares have heavier tails: twice the limit
-        table = np.corrcoef(centred**power, rowvar=False)
+        powers = centred**power
+        powers -= powers.mean(axis=0)
+        powers /= np.linalg.norm(powers, axis=0)
+        table = powers.T @ powers
         np.fill_diagonal(table, 0.0)
         one, other = np.unravel_index(np.argmax(np.abs(table)), table.shape)
         value = float(table[one, other])
@@ -957,19 +967,14 @@ def _check_loop(
     of it that a linear regression on the same number of earlier releases leaves.
     """
     # Records that contribute nothing, if there are any, so that all that is seen is noise.
-    empty = [name for name in ("null records", "no records", "records of NaN") if name in batches]
-    released: dict[str, Array] = {}
-    for name in [*empty, "the records as given"]:
-        release = runs.over_keys(keys, *[batches[name]] * _NUM_STEPS)[..., noisy]
-        if np.isfinite(release).all():
-            released[name] = release
-            break
-    if not released:
-        yield StepCheck("steps", "not decided", "later releases are NaN or infinite")
+    name = _find_empty(runs, keys, batches, noisy, pooled)
+    is_empty = name is not None
+    name = name or "the records as given"
+    release = runs.over_keys(keys, *[batches[name]] * _NUM_STEPS)[..., noisy]
+    if not np.isfinite(release).all():
+        yield StepCheck("steps", "failed", f"later releases are NaN or infinite, on {name}")
         return
-    (name, release), number = *released.items(), len(keys)
-    centred = release - release.mean(axis=0)
-    is_empty = name != "the records as given"
+    centred, number = release - release.mean(axis=0), len(keys)
 
     # Innovations: the residuals of each step's noise on that of the steps before it.
     coefficients = [np.zeros(0)]
@@ -994,7 +999,8 @@ def _check_loop(
     stds = [math.sqrt(max(float((one**2).mean()), 1e-300)) for one in innovations]
     worst = 0.0
     key, given = keys[:1], batches["the records as given"]
-    for change in changes.found:
+    largest = sorted(changes.found, key=lambda each: -np.linalg.norm(each.difference[noisy]))
+    for change in largest[:_NUM_FOLLOWED]:
         follow = [batches[name]] * (_NUM_STEPS - 1)
         if {len(batch[0]) for batch in change.batches} != {len(given[0])}:
             continue
@@ -1013,6 +1019,30 @@ def _check_loop(
         worst = max(worst, distance / bound)
     finding = f"all releases together move by {worst:.3g} of what a record may move one"
     yield StepCheck("state", "failed" if worst > 1 else "passed", finding)
+
+
+def _find_empty(
+    runs: _Runs,
+    keys: jax.Array,
+    batches: dict[str, Records],
+    noisy: npt.NDArray[np.bool_],
+    pooled: float,
+) -> str | None:
+    """Returns the name of a batch that contributes nothing, so that its release is noise."""
+    if "null records" in batches:
+        return "null records"
+
+    # Records of NaN, if they are as good as none, or if the mean of their release is zero.
+    block = keys[: runs.block]
+    nan = runs.over_keys(block, batches["records of NaN"])[:, 0, noisy]
+    if not np.isfinite(nan).all():
+        return "no records" if "no records" in batches else None
+    if "no records" in batches:
+        none = runs.over_keys(block, batches["no records"])[:, 0, noisy]
+        return "records of NaN" if np.array_equal(nan, none) else "no records"
+    limit = norm.isf(FALSE_ALARM / (2 * nan.shape[1])) * math.sqrt(pooled / len(nan))
+    changes = any(_is_float(leaf) for leaf in batches["records of NaN"])
+    return "records of NaN" if changes and np.abs(nan.mean(axis=0)).max() < limit else None
 
 
 def _check_innovations(

@@ -594,6 +594,7 @@ VALUES: dict[str, Any] = {
 # The object whose method is called: by class, or by "class.method" where it matters.
 INSTANCES: dict[str, Callable[[], Any]] = {
     "audit.AuditReport": lambda: audit_report(),
+    "audit.StepReport": lambda: audit.StepReport(mechanism=steps(), checks=()),
     "mechanisms.Composition": lambda: dpjax.Composition((gaussian(), gaussian())),
     "mechanisms.base.Mechanism": gaussian,
     "mechanisms.Epochs": lambda: dpjax.mechanisms.Epochs(num_examples=8, batch_size=2, epochs=2.0),
@@ -720,7 +721,7 @@ RESULTS = {
     for package, names in {
         "accounting": ["EpsilonBounds", "ProfileBounds"],
         "accounting.gdp": ["GaussianSummary"],
-        "audit": ["AuditReport", "ErrorBounds"],
+        "audit": ["AuditReport", "ErrorBounds", "StepCheck", "StepReport"],
         "accounting.tradeoff": [
             "PrivacyLossMoments",
             "Group",
@@ -822,6 +823,7 @@ NOT_CALLED: dict[str, str] = {
         ]
     },
     "audit.audit": "data sets may be anything that its release takes: tests/test_audit.py",
+    "audit.check_step": "a step and its records: tests/audit/test_step_checks.py",
     "audit.canary_loss": "a loss, traced with arrays",
     "training.Budget": "checked by train",
     "training.MeshSharding.param_specs": "in a step, with its parameters",
