@@ -1,4 +1,4 @@
-"""``python -m dpjax.audit``: applies the checks to the corpus of planted bugs and prints a table."""
+"""``python -m dpjax.audit``: applies the checks to planted bugs and prints a table."""
 
 import argparse
 import functools

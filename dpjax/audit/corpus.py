@@ -19,7 +19,6 @@ import numpy as np
 import optax
 
 from dpjax._typing import PRNGKey, PyTree
-from dpjax.accounting import calibrate
 from dpjax.audit._step_checks import check_step
 from dpjax.audit._worlds import audit
 from dpjax.certificates.render import round_up
@@ -158,7 +157,7 @@ def sum_records(gradients: Tree) -> Tree:
 
 
 def clip(gradients: Tree, bound: jax.Array | float = L2_CLIP) -> Tree:
-    """Returns the gradients clipped to the bound in L2 over all leaves; others than finite: zero."""
+    """Returns the gradients clipped to the bound in L2 over all leaves; if not finite, zero."""
     length = norms(gradients)
     factors = jnp.minimum(1.0, bound / length)
     return scale_records(gradients, jnp.where(jnp.isfinite(length), factors, jnp.nan))

@@ -156,7 +156,7 @@ def test_a_step_in_numpy_run_by_run():
 
 @pytest.mark.slow
 def test_false_alarms_and_power_over_keys():
-    """Of 40 checks none is a false alarm (of 8 checks at 1e-6 each), half the noise always fails."""
+    """Of 20 right steps none is refused (8 checks at 1e-6 each); half the noise always is."""
     right, wrong = noisy_sum(), noisy_sum(STD / 2)
     keys = jax.random.split(jax.random.key(8), 20)
     assert [failed(checked(right, key=key)) for key in keys] == [[]] * 20
