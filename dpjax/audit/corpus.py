@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from scipy.special import ndtri
 
 from dpjax._typing import PRNGKey, PyTree
 from dpjax.audit._step_checks import check_step
@@ -558,6 +559,14 @@ def _likelihood(sums: jax.Array) -> jax.Array:
     return jnp.sum(jnp.log1p(_RATE * jnp.expm1(sums - 0.5)))
 
 
+def _likelihood_of_shared_key(sums: jax.Array) -> jax.Array:
+    """As `_likelihood`, where a record is drawn if the noise is below its quantile of the rate."""
+    threshold = ndtri(_RATE)
+    not_drawn = jnp.where(sums > threshold, 1.0, 0.0)
+    drawn = jnp.where(sums < threshold + 1.0, jnp.exp(sums - 0.5), 0.0)
+    return jnp.sum(jnp.log(not_drawn + drawn))
+
+
 def of_loop(
     score: Callable[[Any], Any] = _likelihood, **parts: Any
 ) -> Callable[[], ReleaseOfWorlds]:
@@ -805,7 +814,7 @@ BUGS: tuple[PlantedBug, ...] = (
         30,
         "key of the sampler is that of the noise",
         "A record is drawn exactly where the noise is small.",
-        of_loop(lambda sums: -jnp.min(sums), noise_key=jax.random.fold_in),
+        of_loop(_likelihood_of_shared_key, noise_key=jax.random.fold_in),
         "audit",
     ),
     _bug(
