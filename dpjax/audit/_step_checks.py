@@ -219,7 +219,11 @@ def check_step(
         check_count("num_runs", num_runs, 200)
     check(isinstance(vectorize, bool), "vectorize", vectorize, "True or False")
     leaves, structure = jax.tree.flatten(records)
-    null = None if null_record is None else structure.flatten_up_to(null_record)
+    null = None
+    if null_record is not None:
+        same = jax.tree.structure(null_record) == structure
+        check(same, "null_record", null_record, "a tree of the structure of records")
+        null = jax.tree.leaves(null_record)
     runs = _Runs(step, init, structure, vectorize)
     return StepReport(
         mechanism=mechanism,
@@ -250,7 +254,8 @@ class _Allowed(NamedTuple):
         else:
             noise = mechanism.noise_multiplier
             allowed = "one number above zero: noise schedules are checked noise by noise"
-            check(not isinstance(noise, tuple) and noise > 0, "noise_multiplier", noise, allowed)
+            if isinstance(noise, tuple) or noise == 0:
+                raise ValueError(f"noise_multiplier must be {allowed}, got {noise}")
             stated = sensitivity_factor(mechanism.adjacency) / noise
         if mechanism.adjacency == "replace_one":
             return cls(stated, None, stated)
@@ -320,11 +325,13 @@ class _Runs:
             ]
             return np.stack([np.asarray(row) for row in each]).astype(np.float64)
         length = max(1, _CHUNK // (len(batch[0]) * (max(sum(self.widths), 1) + 1)))
-        parts = [
-            self._many_rows(key, batch, slot, [leaf[start : start + length] for leaf in rows])
-            for start in range(0, len(rows[0]), length)
-        ]
-        return np.concatenate([np.asarray(part, np.float64) for part in parts])
+        parts = []
+        for start in range(0, len(rows[0]), length):
+            some = [leaf[start : start + length] for leaf in rows]
+            # Once for each row: dpjax's noise refuses to be drawn with one key for all of them.
+            keys = jnp.broadcast_to(key, (len(some[0]),))
+            parts.append(np.asarray(self._many_rows(keys, batch, slot, some), np.float64))
+        return np.concatenate(parts)
 
     def _steps(self, key: jax.Array, batches: Any) -> jax.Array | np.ndarray:
         if self.init is None:
@@ -335,12 +342,12 @@ class _Runs:
             released.append(self._flat(one))
         return jnp.stack(released)
 
-    def _with_rows(self, key: jax.Array, batch: Records, slot: int, rows: Records) -> jax.Array:
-        def run(row: list[jax.Array]) -> jax.Array:
+    def _with_rows(self, keys: jax.Array, batch: Records, slot: int, rows: Records) -> jax.Array:
+        def run(key: jax.Array, row: Any) -> jax.Array:
             changed = [jnp.asarray(a).at[slot].set(b) for a, b in zip(batch, row, strict=True)]
             return self._steps(key, [changed])[0]
 
-        return jax.vmap(run)(rows)
+        return jax.vmap(run)(keys, rows)
 
     def _flat(self, released: PyTree) -> jax.Array:
         leaves = jax.tree_util.tree_leaves_with_path(released)
@@ -397,7 +404,8 @@ def _checks(
     batches = _batches(records, null, runs)
     few_keys = jax.random.split(data_key, runs.block)
     others = {name: runs.over_keys(few_keys, batch)[:, 0] for name, batch in batches.items()}
-    changes = _find_changes(runs, keys[:2], batches, null, allowed, rng)
+    size_is_private = mechanism.adjacency == "add_remove"
+    changes = _find_changes(runs, keys[:2], batches, null, allowed, size_is_private, rng)
 
     # Numbers that vary over keys have noise; those that vary over records alone lack it.
     variance = base.var(axis=0, ddof=1)
@@ -424,7 +432,7 @@ def _checks(
     yield _check_normal(runs, base, noisy, pooled, rng)
     columns = _choose_coordinates(runs, noisy, rng)
     yield _check_independent(runs, base, columns, noisy)
-    if mechanism.adjacency != "add_remove":  # the number of records is public
+    if not size_is_private:
         others = {name: each for name, each in others.items() if name not in _OTHER_LENGTHS}
     yield _check_other_records(runs, others, noisy, pooled, num_runs)
     yield _check_keys(base, base[:8], again, noisy)
@@ -639,6 +647,7 @@ def _find_changes(
     batches: dict[str, Records],
     null: Records | None,
     allowed: _Allowed,
+    size_is_private: bool,
     rng: np.random.Generator,
 ) -> _Changes:
     """Returns the largest changes of the release where one record is replaced, added or removed."""
@@ -661,7 +670,7 @@ def _find_changes(
             not_finite += [f"{names[one]} {place}" for one in np.flatnonzero(~finite)[:1]]
             if not finite.any():
                 continue
-            varies |= (releases[finite] != releases[finite][0]).any(axis=0)
+            varies |= np.any(releases[finite] != releases[finite][0], axis=0)
 
             def add(
                 difference: Array,
@@ -691,7 +700,7 @@ def _find_changes(
 
             # A record added, or removed; or in place of the null record.
             without = [np.delete(leaf, slot, axis=0) for leaf in batch]
-            accepted = runs.accepts(without)
+            accepted = size_is_private and runs.accepts(without)
             empty = [(without, slot < length - 1)] if accepted else []
             if null is not None:
                 empty.append((_with_row(batch, slot, null), False))
@@ -1032,14 +1041,17 @@ def _find_empty(
     if "null records" in batches:
         return "null records"
 
-    # Records of NaN, if they are as good as none, or if the mean of their release is zero.
+    # Records of NaN, if they are as good as none or the mean of their release is zero; or none.
     block = keys[: runs.block]
-    nan = runs.over_keys(block, batches["records of NaN"])[:, 0, noisy]
-    if not np.isfinite(nan).all():
-        return "no records" if "no records" in batches else None
-    if "no records" in batches:
-        none = runs.over_keys(block, batches["no records"])[:, 0, noisy]
+    nan, none = (
+        runs.over_keys(block, batches[name])[:, 0, noisy] if name in batches else None
+        for name in ("records of NaN", "no records")
+    )
+    assert nan is not None
+    if none is not None and np.isfinite(none).all():
         return "records of NaN" if np.array_equal(nan, none) else "no records"
+    if not np.isfinite(nan).all():
+        return None
     limit = norm.isf(FALSE_ALARM / (2 * nan.shape[1])) * math.sqrt(pooled / len(nan))
     changes = any(_is_float(leaf) for leaf in batches["records of NaN"])
     return "records of NaN" if changes and np.abs(nan.mean(axis=0)).max() < limit else None

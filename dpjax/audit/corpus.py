@@ -17,16 +17,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 from scipy.special import ndtri
 
 from dpjax._typing import PRNGKey, PyTree
 from dpjax.audit._step_checks import check_step
 from dpjax.audit._worlds import audit
 from dpjax.certificates.render import round_up
+from dpjax.gradients import clipped_grad
 from dpjax.mechanisms import Gaussian, Mechanism, SubsampledGaussian, mechanism_of
 from dpjax.sampling import PoissonSampling, Sampling, ShuffledEpochs
 from dpjax.sensitivity import Sensitivity
-from dpjax.transforms import add_gaussian_noise
+from dpjax.training import private_step
+from dpjax.training.step import PrivateStep
+from dpjax.transforms import add_gaussian_noise, differentially_private_aggregate
 
 Catcher = Literal["property", "program", "audit", "event", "error"]
 Step: TypeAlias = Callable[..., Any]
@@ -607,6 +611,80 @@ def of_account(
 
 
 # ---------------------------------------------------------------------------------------------
+# Steps of dpjax and of optax.
+
+
+def _loss(params: Tree, record: Tree) -> jax.Array:
+    return jnp.sum((record["x"] @ params["w"] + params["b"] - record["y"]) ** 2) / 2
+
+
+def _every_record(num_steps: int = 10) -> SubsampledGaussian:
+    return SubsampledGaussian(
+        PoissonSampling(NUM_RECORDS, 1.0, physical_batch_size=NUM_RECORDS),
+        l2_clip=L2_CLIP,
+        noise_multiplier=NOISE_MULTIPLIER,
+        num_steps=num_steps,
+        adjacency="zero_out",
+    )
+
+
+def private_step_of_dpjax() -> StepOfRecords:
+    """Returns `dpjax.private_step`, which samples every record."""
+    mechanism = _every_record()
+
+    def make(key: PRNGKey) -> PrivateStep:
+        return private_step(_loss, optax.sgd(0.1), mechanism=mechanism, key=key)
+
+    def start(key: PRNGKey) -> Any:
+        return make(key).init(init(key)[1])
+
+    def step(state: Any, records: Tree) -> tuple[Tree, Any]:
+        state, _ = make(jax.random.key(0)).update(state, records)
+        return state.params, state
+
+    return StepOfRecords(step, example_records(), mechanism, start)
+
+
+def own_loop_of_dpjax() -> StepOfRecords:
+    """Returns a loop with `dpjax.clipped_grad` and `dpjax.add_gaussian_noise`."""
+    gradient = clipped_grad(_loss, l2_clip=L2_CLIP)
+
+    def make(key: PRNGKey) -> optax.GradientTransformationExtraArgs:
+        noise = add_gaussian_noise(noise_multiplier=NOISE_MULTIPLIER, l2_clip=L2_CLIP, key=key)
+        return optax.chain(noise, optax.scale(1 / NUM_RECORDS), optax.sgd(0.1))
+
+    def start(key: PRNGKey) -> Any:
+        params = init(key)[1]
+        return params, make(key).init(params)
+
+    def step(state: Any, records: Tree) -> tuple[Tree, Any]:
+        params, optimizer = state
+        summed, _ = gradient(params, records, None)
+        updates, optimizer = make(jax.random.key(0)).update(summed, optimizer, params)
+        params = optax.apply_updates(params, updates)
+        return params, (params, optimizer)
+
+    return StepOfRecords(step, example_records(), claim(), start)
+
+
+def aggregate_of(function: Callable[..., Any]) -> Callable[[], StepOfRecords]:
+    """Returns a function that makes a step with a ``differentially_private_aggregate``."""
+
+    def start(key: PRNGKey) -> Any:
+        params = init(key)[1]
+        return params, function(L2_CLIP, NOISE_MULTIPLIER, key=key).init(params)
+
+    def step(state: Any, records: Tree) -> tuple[Tree, Any]:
+        params, aggregate = state
+        update = function(L2_CLIP, NOISE_MULTIPLIER, key=jax.random.key(0)).update
+        mean, aggregate = update(per_record_gradients(params, records), aggregate)
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, mean)
+        return mean, (params, aggregate)
+
+    return lambda: StepOfRecords(step, example_records(), claim("zero_out"), start)
+
+
+# ---------------------------------------------------------------------------------------------
 # The corpus.
 
 
@@ -970,9 +1048,19 @@ BUGS: tuple[PlantedBug, ...] = (
         of_account(_poisson(), PoissonSampling(NUM_RECORDS, _RATE), _NUM_STEPS, 0.8),
         "event",
     ),
+    _bug(
+        52,
+        "NaN passes optax's aggregate",
+        "A record of NaN makes the mean of differentially_private_aggregate NaN.",
+        aggregate_of(optax.contrib.differentially_private_aggregate),
+        source="optax.contrib",
+    ),
 )
 
 SOUND: dict[str, Callable[[], Program]] = {
+    "dpjax.private_step": private_step_of_dpjax,
+    "a loop with dpjax.clipped_grad": own_loop_of_dpjax,
+    "dpjax.differentially_private_aggregate": aggregate_of(differentially_private_aggregate),
     "the right step": of_step(),
     "the right step under zero-out": lambda: StepOfRecords(
         make_step(), example_records(), claim("zero_out"), init

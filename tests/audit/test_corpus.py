@@ -10,7 +10,7 @@ def test_bugs_are_numbered_and_named_once():
     assert len({bug.name for bug in corpus.BUGS}) == len(corpus.BUGS) >= 50
 
 
-@pytest.mark.parametrize("number", [27, 33, 36, 46])
+@pytest.mark.parametrize("number", [27, 36, 46])
 def test_some_bugs_are_caught(number):
     result = corpus.check_one(number)
     assert result.is_right, result

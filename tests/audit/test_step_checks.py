@@ -53,6 +53,7 @@ def test_adjacencies(adjacency, bound):
     assert failed(checked(noisy_sum(), mechanism(adjacency, bound / 2))) == ["sensitivity"]
 
 
+@pytest.mark.slow
 def test_a_sampled_mechanism_is_compared_by_its_noise_multiplier():
     sampling = dpjax.PoissonSampling(100, 0.1)
     for noise, verdict in ((STD, "passed"), (1.1 * STD, "failed")):
@@ -66,6 +67,7 @@ def normals(key, scale=1.0):
     return STD * scale * jax.random.normal(key, (4,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "name"),
     [
@@ -96,6 +98,7 @@ def test_power_of_each_check_of_the_noise(noise, name):
     assert name in failed(checked(lambda key, records: clipped_sum(records) + noise(key)))
 
 
+@pytest.mark.slow
 def test_power_of_the_checks_of_records():
     def of_size(key, records):
         return clipped_sum(records) + normals(key) * len(records) / 6
@@ -112,6 +115,7 @@ def test_power_of_the_checks_of_records():
     assert "noise on every number" in failed(checked(with_maximum))
 
 
+@pytest.mark.slow
 def test_integers_and_records_that_are_not_clipped_are_not_decided():
     def rounded(key, records):
         return {"sum": noisy_sum()(key, records), "number": jax.random.poisson(key, 5.0)}
@@ -143,6 +147,7 @@ def test_batches_of_one_length_need_a_null_record():
     assert report.verdict == "passed"
 
 
+@pytest.mark.slow
 def test_a_step_in_numpy_run_by_run():
     def step(key, records):
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
