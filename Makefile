@@ -14,7 +14,7 @@ BENCH_PYTHON = $(if $(wildcard $(PEERS)/.ready),$(PEERS)/bin,$(BIN))/python
 KEEP_MEMORY := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=68719476736 MALLOC_TOP_PAD_=268435456 \
 	MALLOC_ARENA_MAX=1
 
-.PHONY: setup reproduce federated distributed test test-slow test-all lint bench bench-setup notebooks docs clean
+.PHONY: setup reproduce federated distributed audit test test-slow test-all lint bench bench-setup notebooks docs clean
 
 setup: $(READY)
 
@@ -36,6 +36,10 @@ federated: setup
 # NoisySGD and DPSVI by 1, 2 and 4 processes of one run, compared; one of them is killed and resumed.
 distributed: setup
 	$(BIN)/python -m experiments.distributed
+
+# The checks of dpjax.audit on planted bugs, all of which they must catch, and on right programs.
+audit: setup
+	$(BIN)/python -m dpjax.audit --jobs $(JOBS)
 
 # The quick tests, those marked slow, and both. They keep what they compile in .cache.
 test: setup

@@ -20,8 +20,8 @@ FIRST = {
     "dpjax.accounting.tradeoff": "TradeOff Gaussian Laplace compose subsample mixture group",
     "dpjax.sensitivity": "Sensitivity of_mean of_sum of_count of_histogram of_quantile_counts"
     " of_second_moment clip_to clip_norm_to to_grid",
-    "dpjax.audit": "audit AuditReport one_run OneRunReport check_program ProgramReport"
-    " canary_records canary_loss orthogonal_canaries",
+    "dpjax.audit": "audit AuditReport one_run OneRunReport check_step StepReport check_program"
+    " ProgramReport canary_records canary_loss orthogonal_canaries",
     "dpjax.statistics": "release plan count histogram mean variance quantile"
     " covariance correlation regression"
     " StatisticsPlan StatisticsRelease Estimate Query",

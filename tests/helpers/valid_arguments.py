@@ -600,6 +600,7 @@ VALUES: dict[str, Any] = {
 INSTANCES: dict[str, Callable[[], Any]] = {
     "audit.AuditReport": lambda: audit_report(),
     "audit.OneRunReport": lambda: audit.one_run(np.arange(20.0), np.arange(20.0), delta=1e-5),
+    "audit.StepReport": lambda: audit.StepReport(mechanism=steps(), checks=()),
     "mechanisms.Composition": lambda: dpjax.Composition((gaussian(), gaussian())),
     "mechanisms.base.Mechanism": gaussian,
     "mechanisms.Epochs": lambda: dpjax.mechanisms.Epochs(num_examples=8, batch_size=2, epochs=2.0),
@@ -726,7 +727,15 @@ RESULTS = {
     for package, names in {
         "accounting": ["EpsilonBounds", "ProfileBounds"],
         "accounting.gdp": ["GaussianSummary"],
-        "audit": ["AuditReport", "ErrorBounds", "Finding", "OneRunReport", "ProgramReport"],
+        "audit": [
+            "AuditReport",
+            "ErrorBounds",
+            "Finding",
+            "OneRunReport",
+            "ProgramReport",
+            "StepCheck",
+            "StepReport",
+        ],
         "accounting.tradeoff": [
             "PrivacyLossMoments",
             "Group",
@@ -829,6 +838,7 @@ NOT_CALLED: dict[str, str] = {
     },
     "audit.audit": "data sets may be anything that its release takes: tests/audit/test_worlds.py",
     "audit.check_program": "any function and its arguments: tests/audit/test_program_report.py",
+    "audit.check_step": "a step and its records: tests/audit/test_step_checks.py",
     "audit.canary_loss": "a loss, traced with arrays",
     "training.Budget": "checked by train",
     "training.MeshSharding.param_specs": "in a step, with its parameters",
