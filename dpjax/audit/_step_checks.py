@@ -221,7 +221,7 @@ def check_step(
     leaves, structure = jax.tree.flatten(records)
     null = None
     if null_record is not None:
-        same = jax.tree.structure(null_record) == structure
+        same = bool(jax.tree.structure(null_record) == structure)  # type: ignore[operator]
         check(same, "null_record", null_record, "a tree of the structure of records")
         null = jax.tree.leaves(null_record)
     runs = _Runs(step, init, structure, vectorize)
@@ -670,7 +670,7 @@ def _find_changes(
             not_finite += [f"{names[one]} {place}" for one in np.flatnonzero(~finite)[:1]]
             if not finite.any():
                 continue
-            varies |= np.any(releases[finite] != releases[finite][0], axis=0)
+            varies |= np.ptp(releases[finite], axis=0) > 0
 
             def add(
                 difference: Array,
@@ -687,7 +687,7 @@ def _find_changes(
                 return _with_row(batch, slot, [leaf[one] for leaf in rows])  # noqa: B023
 
             # Two records at the same place.
-            one, other = _farthest_pair(np.where(finite[:, None], releases, np.nan))
+            one, other = _farthest_pair(np.where(finite.reshape(-1, 1), releases, np.nan))
             add(
                 releases[one] - releases[other],
                 allowed.replacement,
@@ -722,7 +722,7 @@ def _find_changes(
 
 
 def _farthest_pair(releases: Array) -> tuple[int, int]:
-    """Returns the numbers of two releases far apart, the farthest from that nearest the middle."""
+    """Returns the positions of the two releases that are farthest apart, without those of NaN."""
     with np.errstate(invalid="ignore"):
         centred = releases - np.nanmean(releases, axis=0)
     # Distances from the products: exact where they are largest.

@@ -16,16 +16,16 @@ def test_some_bugs_are_caught(number):
     assert result.is_right, result
 
 
+# `make audit` runs all of them.
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [bug.number for bug in corpus.BUGS])
-def test_every_bug_is_caught(number):
+@pytest.mark.parametrize("number", [2, 13, 19, 25, 30, 34, 41])
+def test_bugs_of_each_part_are_caught(number):
     result = corpus.check_one(number, seed=1)
     assert result.is_right, result
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("position", range(len(corpus.SOUND)))
-def test_right_programs_pass(position, seed):
-    result = corpus.check_one(-1 - position, seed)
+@pytest.mark.parametrize("name", ["dpjax.private_step", "the right step", "the right votes"])
+def test_right_programs_pass(name):
+    result = corpus.check_one(-1 - list(corpus.SOUND).index(name), seed=2)
     assert result.is_right, result
