@@ -16,6 +16,9 @@ from dpjax._jaxprs import aval, bodies_of, body_of
 from dpjax.audit._record_rules import is_inside
 from dpjax.audit._values import Key, Normal, Public, is_key_dtype
 
+# Names of the programs that draw normal noise: of JAX and of dpjax.
+NORMAL = "_normal", "normal"
+
 
 def normal_after(equation: JaxprEqn, values: Sequence[Public], number: int) -> Normal | None:
     """The noise that an output is, if it is noise with independent entries."""

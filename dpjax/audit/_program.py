@@ -36,6 +36,7 @@ from dpjax.audit._equations import (
     outputs_reached,
 )
 from dpjax.audit._noise_rules import (
+    NORMAL,
     carried_key,
     is_normal,
     key_after,
@@ -293,6 +294,8 @@ def check_program(
     if found < noise_multiplier * (1 - _TOLERANCE):
         parts = [part for one in analysis.releases for block in one.blocks for part in block]
         is_exact = all(part.is_attained for part in parts)
+        # Numbers within bounds of their own are not all at them at once, it may be.
+        is_exact &= sum(part.group == {part.number} for part in parts) <= 1
         relation = "is" if is_exact else "may be no more than"
         analysis.report(
             is_exact,
@@ -472,37 +475,48 @@ class _Analysis:
         paths: Sequence[str | None],
     ) -> None:
         """Reports constants that depend on the number of records and reach a published output."""
-        other = None
-        for length in (self.length + 1, self.length + 2, 2 * self.length):
-            if other is not None:
-                break
 
-            def resized(leaf: Any, length: int = length) -> jax.ShapeDtypeStruct:
+        def traced(length: int) -> ClosedJaxpr | None:
+            def resized(leaf: Any) -> jax.ShapeDtypeStruct:
                 return jax.ShapeDtypeStruct((length, *np.shape(leaf)[1:]), jnp.result_type(leaf))
 
-            longer = [
+            given = [
                 jax.tree.map(resized, argument) if position in positions else argument
                 for position, argument in enumerate(args)
             ]
             # A program may take some numbers of rows only: multiples of a number of microbatches.
             with contextlib.suppress(Exception):
-                other = jax.make_jaxpr(step)(*longer)
-        if other is None:  # the program takes one number of rows only, which is then public
+                return jax.make_jaxpr(step)(*given)
+            return None
+
+        # Without records as many normal numbers must be drawn.
+        empty = traced(0)
+        if empty is not None:
+            drawn = [
+                sum(one.params.get("name") in NORMAL for one in equations_at_any_depth(each.jaxpr))
+                for each in (program, empty)
+            ]
+            if drawn[1] < drawn[0]:
+                self.report(True, "without records less noise is drawn")
+
+        # With more records. A program may take one number of rows only, which is then public.
+        longer = (traced(self.length + more) for more in (1, 2, self.length))
+        other = next((each for each in longer if each is not None), None)
+        if other is None:
             return
         affected = [
             not is_key(a) and np.shape(a) == np.shape(b) and not np.array_equal(a, b)
             for a, b in zip(program.consts, other.consts, strict=False)
         ]
-        if len(program.consts) != len(other.consts):
-            self.report(False, "another number of records gives another program")
-            return
         lines: list[str] = []
-        try:
-            inputs = [*[False] * len(program.jaxpr.invars), *affected]
-            results = length_dependent(
-                program.jaxpr, other.jaxpr, inputs, lines, self.public_vars, self.shared_vars
-            )
-        except ValueError:
+        results = None
+        if len(program.consts) == len(other.consts):
+            changed = [*[False] * len(program.jaxpr.invars), *affected]
+            with contextlib.suppress(ValueError):
+                results = length_dependent(
+                    program.jaxpr, other.jaxpr, changed, lines, self.public_vars, self.shared_vars
+                )
+        if results is None:
             self.report(False, "another number of records gives another program")
             return
         for path, is_affected in zip(paths, results, strict=True):
@@ -726,7 +740,7 @@ class _Analysis:
 
     def standard_normal(self, equation: JaxprEqn, inputs: list[Value], where: str) -> Public | None:
         """Noise, if the equation calls `jax.random.normal` or dpjax's own."""
-        if equation.params["name"] not in ("_normal", "normal") or len(inputs) != 1:
+        if equation.params["name"] not in NORMAL or len(inputs) != 1:
             return None
         (value,) = inputs
         if not isinstance(value, Public) or not is_normal(equation):

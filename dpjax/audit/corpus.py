@@ -21,6 +21,8 @@ import optax.contrib
 from scipy.special import ndtri
 
 from dpjax._typing import PRNGKey, PyTree
+from dpjax.adjacency import sensitivity_factor
+from dpjax.audit._program import check_program
 from dpjax.audit._step_checks import check_step
 from dpjax.audit._worlds import audit
 from dpjax.certificates.render import round_up
@@ -138,11 +140,9 @@ def per_record_gradients(params: Tree, records: Tree) -> Tree:
 
 
 def norms(gradients: Tree) -> jax.Array:
-    """Returns the L2 norm of each record's gradient, over all leaves."""
-    # Scaled by the largest entry, so that squares neither overflow nor vanish.
-    flat = jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in gradients.values()], axis=1)
-    largest = jnp.max(jnp.abs(flat), axis=1, initial=1e-30)
-    return largest * jnp.sqrt(jnp.sum((flat / largest[:, None]) ** 2, axis=1))
+    """Returns the L2 norm of each record's gradient, over all leaves; infinite if it overflows."""
+    squares = [jnp.sum(leaf.reshape(len(leaf), -1) ** 2, axis=1) for leaf in gradients.values()]
+    return jnp.sqrt(sum(squares[1:], squares[0]))
 
 
 def scale_records(gradients: Tree, factors: jax.Array) -> Tree:
@@ -1083,18 +1083,13 @@ SOUND: dict[str, Callable[[], Program]] = {
 
 
 def check_program_of(case: StepOfRecords) -> dict[str, str]:
-    """Returns what the check of the jaxpr objects to, if dpjax has that check."""
-    # PROGRAM CHECK: `dpjax.audit.check_program`, once it is there.
-    from dpjax import audit as package
-
-    check_program = getattr(package, "check_program", None)
-    if check_program is None:
-        return {}
+    """Returns what the check of the traced program finds violated."""
     first = jax.random.key(0) if case.init is None else case.init(jax.random.key(0))
     stated = case.mechanism
-    multiplier = (
-        1 / stated.mu if isinstance(stated, Gaussian) else float(np.max(stated.noise_multiplier))
-    )
+    if isinstance(stated, Gaussian):
+        multiplier = sensitivity_factor(stated.adjacency) / stated.mu
+    else:
+        multiplier = float(np.max(stated.noise_multiplier))
     report = check_program(
         case.step,
         first,
