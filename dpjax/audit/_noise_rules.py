@@ -67,9 +67,11 @@ def normal_after(equation: JaxprEqn, values: Sequence[Public], number: int) -> N
         return normal if math.prod(out) == math.prod(before) else None
     if name in ("transpose", "rev"):
         return replace(normal, parts=frozenset((draw, None) for draw, _ in normal.parts))
-    if name in ("slice", "split"):
+    if name in ("slice", "split", "unstack"):
         # Ranges of the leading axis are ranges of the flat array.
-        if name == "slice":
+        if name == "unstack":
+            start, rest_kept = number, params["axis"] == 0
+        elif name == "slice":
             start = params["start_indices"][0]
             rest_kept = params["strides"] is None and out[1:] == before[1:]
         else:
@@ -95,7 +97,7 @@ def parts_overlap(one: Iterable[Any], other: Iterable[Any]) -> bool:
     )
 
 
-def key_after(equation: JaxprEqn, values: Sequence[Public]) -> Key | None:
+def key_after(equation: JaxprEqn, values: Sequence[Public], number: int) -> Key | None:
     """The key, or keys, that an output holds."""
     name, params = equation.primitive.name, equation.params
     if not values or values[0].key is None:
@@ -109,6 +111,9 @@ def key_after(equation: JaxprEqn, values: Sequence[Public]) -> Key | None:
         if out.ndim == trailing and key.span is not None and key.span[1] - key.span[0] == 1:
             return Key((*key.path, key.span))
         return key
+    if name == "unstack" and key.span is not None and before.ndim == 1 + trailing:
+        start = key.span[0] + number
+        return Key((*key.path, (start, start + 1))) if params["axis"] == 0 else None
     if name == "slice" and key.span is not None and before.ndim == 1 + trailing:
         if trailing and out.shape[-1] != before.shape[-1]:
             return None

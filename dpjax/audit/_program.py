@@ -673,8 +673,8 @@ class _Analysis:
             return [values[1 + int(facts[0].interval[0])]]
 
         # Noise stays noise, and keys keys, under maps that keep their entries.
-        key = key_after(equation, values)
-        if key is None:
+        keys = [key_after(equation, values, n) for n in range(len(equation.outvars))]
+        if None in keys:
             draws = draws.union(*(self.draws_of(value, self.line) for value in values))
         loop = self.loop_after(equation, values)
         outputs: list[Value] = []
@@ -690,7 +690,7 @@ class _Analysis:
                     None,
                     draws,
                     normal_after(equation, values, number),
-                    key,
+                    keys[number],
                     constant,
                     distinct,
                     loop=loop,

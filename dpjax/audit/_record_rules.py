@@ -22,7 +22,8 @@ ELEMENTWISE = {
     "bitcast_convert_type", "cbrt", "ceil", "clamp", "conj", "convert_element_type", "cos", "cosh",
     "digamma", "div", "eq", "eq_to", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor",
     "ge", "gt", "imag", "integer_pow", "is_finite", "le", "le_to", "lgamma", "log", "log1p",
-    "logistic", "lt", "lt_to", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or",
+    "log2", "logistic", "lt", "lt_to", "max", "min", "mul", "ne", "neg", "nextafter", "not",
+    "one_minus_square", "or",
     "polygamma", "population_count", "pow", "real", "reduce_precision", "rem", "round", "rsqrt",
     "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin",
     "sinh", "sqrt", "square", "sub", "tan", "tanh", "xor",
@@ -36,10 +37,11 @@ _RANGES = {
 # Primitives that move entries without changing them.
 _MOVES = {
     "reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "slice", "rev",
-    "dynamic_slice", "split",
+    "dynamic_slice", "split", "unstack",
 }  # fmt: skip
 ENTRIES_KEPT = _MOVES | {"reduce_max", "reduce_min", "cummax", "cummin", "sort", "gather"}
-SAME_ENTRIES = {"reshape", "transpose", "squeeze", "expand_dims", "slice", "rev", "split"} | {
+SAME_ENTRIES = {
+    "reshape", "transpose", "squeeze", "expand_dims", "slice", "rev", "split", "unstack",
     "dynamic_slice", "convert_element_type", "copy", "real",
 }  # fmt: skip
 KEEPS_DISTINCT = {
@@ -179,7 +181,7 @@ def structural_facts(
         repeats = max(1.0, math.prod(out) / max(math.prod(before), 1))
         kept = math.prod(out) == math.prod(before)
         moved = replace(first, total=first.total if kept or repeats > 1 else {})
-        if name in ("slice", "dynamic_slice", "split", "rev"):
+        if name in ("slice", "dynamic_slice", "split", "unstack", "rev"):
             moved = replace(moved, norm_of=None)
         return moved.repeated(repeats) if repeats > 1 else moved
     if name == "reduce_sum":
@@ -318,6 +320,9 @@ def axes_after(equation: JaxprEqn, inputs: Sequence[Value]) -> Axes | None:
             cut = (params["start_indices"], params["limit_indices"], params["strides"])
             return Axes(first, order=("slice", *map(as_hashable, cut))) if len(first) == 1 else None
         return Axes(first)
+    if name == "unstack" and first is not None:
+        axis = params["axis"]
+        return None if axis in first else Axes(tuple(one - (axis < one) for one in first))
     if name == "split" and first is not None:
         return None if params["axis"] in first else Axes(first)
     if name == "dynamic_slice" and first is not None:
