@@ -45,6 +45,17 @@ def is_own(equation: JaxprEqn) -> bool:
     return any(one.file_name.startswith(_PACKAGE_FILES) for one in _lines(equation)[:1])
 
 
+def _is_random(equation: JaxprEqn) -> bool:
+    """Whether the equation was made by `jax.random`."""
+    traceback: Any = equation.source_info.traceback
+    for one in traceback.frames if traceback is not None else ():
+        if one.file_name == jax.random.split.__code__.co_filename:
+            return True
+        if not one.file_name.startswith(_JAX_FILES):
+            return False
+    return False
+
+
 def operands_of(equation: JaxprEqn) -> list[Any]:
     return [*equation.invars, *equation.outvars]
 
@@ -52,11 +63,15 @@ def operands_of(equation: JaxprEqn) -> list[Any]:
 def _parameters(equation: JaxprEqn) -> dict[str, Any]:
     """The parameters of an equation that are plain numbers, names or tuples of them."""
     kinds = (bool, int, float, str, tuple)
-    return {key: value for key, value in equation.params.items() if isinstance(value, kinds)}
+    return {
+        key: value
+        for key, value in equation.params.items()
+        if isinstance(value, kinds) and key != "branches"
+    }
 
 
 def outputs_reached(jaxpr: Any, private: Sequence[bool]) -> list[bool]:
-    """Which outputs depend on inputs that are private, or on callbacks."""
+    """Which outputs depend on private inputs."""
     reached = {var for var, is_private in zip(jaxpr.invars, private, strict=True) if is_private}
     for equation in jaxpr.eqns:
         if any(atom in reached for atom in equation.invars if isinstance(atom, Var)):
@@ -147,6 +162,8 @@ def length_dependent(
         bodies = list(zip(bodies_of(first), bodies_of(second), strict=True))
         if first.params.get("name") in TRUSTED and is_own(first):
             bodies = []
+        if first.params.get("name") == "_shuffle" and _is_random(first):
+            bodies = []  # the number of rounds that a permutation needs
         if not is_shared and name in (
             "gather", "dynamic_slice", "scatter", "scatter-add", "dynamic_update_slice",
         ):  # fmt: skip

@@ -32,7 +32,7 @@ def normal_after(equation: JaxprEqn, values: Sequence[Public], number: int) -> N
     value, before = sources[0][0], aval(sources[0][1]).shape
     normal = value.normal
     assert normal is not None
-    if name in ("mul", "div", "add", "sub", "add_any", "max") and any(
+    if name in ("mul", "div", "add", "sub", "add_any") and any(
         aval(a).shape != out for _, a in sources
     ):
         return None
@@ -80,9 +80,10 @@ def normal_after(equation: JaxprEqn, values: Sequence[Public], number: int) -> N
         row = math.prod(before[1:])
         parts = frozenset()
         for draw, region in normal.parts:
-            if len(normal.parts) == 1 and rest_kept and region is not None:
-                begin = region[0] + start * row
-                region = begin, begin + math.prod(out)
+            begin = region[0] + start * row if region is not None else 0
+            is_range = region is not None and rest_kept
+            if len(normal.parts) == 1:
+                region = (begin, begin + math.prod(out)) if is_range else None
             parts |= {(draw, region)}
         return replace(normal, parts=parts)
     return None
@@ -150,6 +151,8 @@ def varies_in_loop(key: Key, loop: int) -> bool:
 
 def keys_overlap(one: Key, other: Key) -> bool | None:
     """Whether two keys are the same or one is derived from the other; `None`: not known."""
+    if "unknown" in (one.path[0], other.path[0]):
+        return None
     paths = [key.path if key.span is None else (*key.path, key.span) for key in (one, other)]
     if paths[0][:2] != paths[1][:2]:
         return False

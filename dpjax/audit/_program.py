@@ -131,6 +131,8 @@ class ProgramReport(Report):
       num_releases: noisy sums of one call.
       trusted: functions of dpjax that are not analysed, as their own tests show what they do.
       private: paths of the outputs that are not published and not checked.
+      is_length_public: whether the number of records is taken as public: under zero-out and
+        replace-one, or where the program takes one number only.
     """
 
     verdict: Verdict
@@ -141,6 +143,7 @@ class ProgramReport(Report):
     num_releases: int
     trusted: tuple[str, ...]
     private: tuple[str, ...]
+    is_length_public: bool
 
     @property
     def title(self) -> str:
@@ -161,6 +164,7 @@ class ProgramReport(Report):
             ("adjacency", self.adjacency),
             ("noise multiplier", f"{shown} found, {self.declared:g} declared"),
             ("releases", f"{self.num_releases} noisy sums in one call"),
+            ("number of records", "taken as public" if self.is_length_public else "private"),
         ]
         if self.trusted:
             rows.append(("trusted", ", ".join(self.trusted)))
@@ -195,6 +199,7 @@ class ProgramReport(Report):
             "num_releases": self.num_releases,
             "trusted": list(self.trusted),
             "private": list(self.private),
+            "is_length_public": self.is_length_public,
         }
 
 
@@ -293,7 +298,7 @@ def check_program(
     found = analysis.noise_multiplier()
     if found < noise_multiplier * (1 - _TOLERANCE):
         parts = [part for one in analysis.releases for block in one.blocks for part in block]
-        is_exact = all(part.is_attained for part in parts)
+        is_exact = all(part.is_attained and not part.once for part in parts)
         # Numbers within bounds of their own are not all at them at once, it may be.
         is_exact &= sum(part.group == {part.number} for part in parts) <= 1
         relation = "is" if is_exact else "may be no more than"
@@ -317,6 +322,7 @@ def check_program(
         num_releases=sum(release.repeats for release in analysis.releases),
         trusted=tuple(sorted(analysis.trusted)),
         private=tuple(private_outputs),
+        is_length_public=analysis.is_length_public or adjacency != "add_remove",
     )
 
 
@@ -339,11 +345,13 @@ class _Analysis:
       findings, releases, trusted: what was found.
       bits: keys that random numbers were drawn from, with the lines.
       samples: draws that per-record values depend on.
+      factors: draws that sums over records were multiplied with, or that were added to them.
       numbers: the number of the next array, draw, sum or loop.
       shown: arrays that leave the program other than as outputs.
       public_vars: variables that are public arrays, in one evaluation at least.
       shared_vars: variables that are public arrays or sums, in one evaluation at least.
       line: of the equation before.
+      is_length_public: whether the program takes one number of records only.
     """
 
     length: int
@@ -352,11 +360,13 @@ class _Analysis:
     trusted: set[str] = field(default_factory=set)
     bits: list[tuple[Key, str, int]] = field(default_factory=list)
     samples: set[int] = field(default_factory=set)
+    factors: set[int] = field(default_factory=set)
     numbers: Any = field(default_factory=itertools.count)
     shown: list[Public] = field(default_factory=list)
     public_vars: set[Var] = field(default_factory=set)
     shared_vars: set[Var] = field(default_factory=set)
     line: str = ""
+    is_length_public: bool = False
 
     def report(
         self, is_violation: bool, reason: str, where: str = "", output: str | None = None
@@ -378,10 +388,14 @@ class _Analysis:
         if is_key(leaf):
             span = None if np.ndim(leaf) == 0 else (0, int(np.shape(leaf)[0]))
             return Public(key=Key(("argument", next(self.numbers)), span))
-        value = as_public(leaf)
         if is_raw_key(leaf):
             span = None if np.ndim(leaf) == 1 else (0, int(np.shape(leaf)[0]))
             return Public(key=Key(("argument", next(self.numbers)), span))
+        value = as_public(leaf)
+        # Parameters take other values in the next step, where zeros bound nothing.
+        is_float = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+        if is_float and (np.ndim(leaf) > 0 or is_zero(value)):
+            return Public()
         return replace(value, constant=False)
 
     def closed_over(self, const: Any) -> Value:
@@ -433,8 +447,8 @@ class _Analysis:
                 where = ", ".join(dict.fromkeys([one.where, other.where]))
                 self.report(True, "the same noise is added to several sums", where)
         noise = {draw for release in self.releases for draw, _ in release.noise}
-        if noise & self.samples:
-            self.report(True, "the noise of a release chooses or changes records")
+        if noise & (self.samples | self.factors):
+            self.report(True, "the noise of a release changes records, or another release")
         for value in published:
             if isinstance(value, Mixed):
                 continue
@@ -478,15 +492,21 @@ class _Analysis:
 
         def traced(length: int) -> ClosedJaxpr | None:
             def resized(leaf: Any) -> jax.ShapeDtypeStruct:
-                return jax.ShapeDtypeStruct((length, *np.shape(leaf)[1:]), jnp.result_type(leaf))
+                return jax.ShapeDtypeStruct((length, *np.shape(leaf)[1:]), leaf.dtype)
 
-            given = [
-                jax.tree.map(resized, argument) if position in positions else argument
-                for position, argument in enumerate(args)
-            ]
-            # A program may take some numbers of rows only: multiples of a number of microbatches.
-            with contextlib.suppress(Exception):
-                return jax.make_jaxpr(step)(*given)
+            def resized_too(leaf: Any) -> Any:
+                is_row = hasattr(leaf, "dtype") and np.shape(leaf)[:1] == (self.length,)
+                return resized(leaf) if is_row else leaf
+
+            # A program may take some numbers of rows only: multiples of a number of microbatches;
+            # and public arrays with a row for each record.
+            for change in (lambda leaf: leaf, resized_too):
+                given = [
+                    jax.tree.map(resized if position in positions else change, argument)
+                    for position, argument in enumerate(args)
+                ]
+                with contextlib.suppress(Exception):
+                    return jax.make_jaxpr(step)(*given)
             return None
 
         # Without records as many normal numbers must be drawn.
@@ -499,30 +519,37 @@ class _Analysis:
             if drawn[1] < drawn[0]:
                 self.report(True, "without records less noise is drawn")
 
-        # With more records. A program may take one number of rows only, which is then public.
-        longer = (traced(self.length + more) for more in (1, 2, self.length))
-        other = next((each for each in longer if each is not None), None)
-        if other is None:
-            return
-        affected = [
-            not is_key(a) and np.shape(a) == np.shape(b) and not np.array_equal(a, b)
-            for a, b in zip(program.consts, other.consts, strict=False)
-        ]
-        lines: list[str] = []
-        results = None
-        if len(program.consts) == len(other.consts):
+        # With more records: the same program, of which no constant has another value.
+        lengths = [self.length + 1, self.length + 2, *(self.length * k for k in (2, 64, 4096))]
+        self.is_length_public = True
+        for length in lengths:
+            other = traced(length)
+            if other is None:
+                continue
+            self.is_length_public = False
+            dtypes = [[aval(out).dtype for out in one.jaxpr.outvars] for one in (program, other)]
+            if len(program.consts) != len(other.consts) or dtypes[0] != dtypes[1]:
+                self.report(False, "another number of records gives another program")
+                return
+            affected = [
+                not is_key(a) and np.shape(a) == np.shape(b) and not np.array_equal(a, b)
+                for a, b in zip(program.consts, other.consts, strict=True)
+            ]
+            lines: list[str] = []
             changed = [*[False] * len(program.jaxpr.invars), *affected]
-            with contextlib.suppress(ValueError):
+            try:
                 results = length_dependent(
                     program.jaxpr, other.jaxpr, changed, lines, self.public_vars, self.shared_vars
                 )
-        if results is None:
-            self.report(False, "another number of records gives another program")
-            return
-        for path, is_affected in zip(paths, results, strict=True):
-            if is_affected and path is not None:
+            except ValueError:
+                self.report(False, "another number of records gives another program")
+                return
+            found = [path for path, one in zip(paths, results, strict=True) if one and path]
+            for path in found:
                 reason = "a constant depends on the number of records, private under add_remove"
                 self.report(True, reason, lines[0] if lines else "", path)
+            if found:
+                return
 
     def noise_multiplier(self) -> float:
         """Noise over the norm by which one record moves all releases together.
@@ -543,7 +570,8 @@ class _Analysis:
         if any(not math.isfinite(part.factor) for part in parts) or any(
             not math.isfinite(c) for block, _, _ in rows for c in block.values()
         ):
-            return 0.0 if self._unbounded() else math.nan
+            self.report_unbounded()
+            return math.nan
         if any(deviation <= 0 for _, deviation, _ in rows):
             return 0.0
         squares = np.zeros((len(parts), len(parts)))
@@ -562,10 +590,10 @@ class _Analysis:
         total = sum(
             np.linalg.norm(squares[np.ix_(one, other)], 2) for one in groups for other in groups
         )
-        return float(total**-0.5)
+        return float(total**-0.5) if total > 0 else math.inf
 
-    def _unbounded(self) -> bool:
-        """Reports sums of which no bound is known; whether a run shows that there is none."""
+    def report_unbounded(self) -> None:
+        """Reports sums of which no bound is known."""
         for release in self.releases:
             for block in release.blocks:
                 for part, coefficient in block.items():
@@ -575,7 +603,6 @@ class _Analysis:
                     elif not math.isfinite(coefficient):
                         reason = "the factor of a sum is not known"
                         self.report(False, reason, release.where)
-        return False
 
     # --- Evaluation ----------------------------------------------------------------------------
 
@@ -725,6 +752,8 @@ class _Analysis:
         name, params = equation.primitive.name, equation.params
         if value.distinct is None or name not in KEEPS_DISTINCT:
             return None
+        if not jnp.issubdtype(aval(equation.invars[0]).dtype, jnp.integer) and name != "sort":
+            return None
         if name == "sort":
             return next(self.numbers)
         if name == "slice":
@@ -770,9 +799,12 @@ class _Analysis:
             facts = Facts((0.0, float(jnp.iinfo(jnp.int32).max)))
             return [Public(facts, draws=draws, distinct=batch), Public(draws=draws, mask_of=batch)]
         body = body_of(equation).jaxpr
+        inner_equations = list(equations_at_any_depth(body))
+        if any(one.effects or "callback" in one.primitive.name for one in inner_equations):
+            return None  # what leaves the program is looked at
         marks = [
             inner
-            for inner in equations_at_any_depth(body)
+            for inner in inner_equations
             if inner.primitive.name in ("jit", "pjit") and inner.params["name"] == "sum_of_clipped"
         ]
         bounds = {
@@ -837,7 +869,6 @@ class _Analysis:
             return [replace(mixed, reason=f"{name} of a sum over the records gives {dtype}")]
 
         if name in ("add", "add_any", "sub"):
-            sign = -1.0 if name == "sub" else 1.0
             terms = [
                 self.as_sums(value, where, aval(atom))
                 for value, atom in zip(inputs, equation.invars, strict=True)
@@ -846,10 +877,9 @@ class _Analysis:
                 term and term.scaled(repeats_of(atom, shape))
                 for term, atom in zip(terms, equation.invars, strict=True)
             ]
-            for term, other, times in ((terms[0], inputs[1], 1.0), (terms[1], inputs[0], sign)):
-                if not isinstance(other, Public) or term is None:
+            for sums, other in ((terms[0], inputs[1]), (terms[1], inputs[0])):
+                if not isinstance(other, Public) or sums is None:
                     continue
-                sums = term.scaled(times)
                 if sums.carried and not is_zero(other):
                     reason = "a number is added to a sum over records in every iteration"
                     return [Mixed(reason, where, False, draws)]
@@ -858,13 +888,14 @@ class _Analysis:
                 if any(aval(v).shape != shape for v in equation.invars):
                     return [replace(sums, draws=draws)]
                 noise = other.normal
+                self.factors |= sums.draws
                 if sums.draws & {draw for draw, _ in noise.parts}:
                     return [replace(mixed, reason="the noise is not independent of the sum")]
                 self.releases.append(_Release(sums.blocks, noise.deviation, noise.parts, 1, where))
                 return [Public()]
             if terms[0] is None or terms[1] is None:
                 return [mixed]
-            return [replace(terms[0].plus(terms[1].scaled(sign)), draws=draws)]
+            return [replace(terms[0].plus(terms[1]), draws=draws)]
 
         if name in ("mul", "div"):
             summed, factor = (first, inputs[1]) if isinstance(first, Sums) else (inputs[1], first)
@@ -880,7 +911,7 @@ class _Analysis:
             return [replace(summed.scaled(factor_of), draws=draws)]
 
         if name == "neg" and isinstance(first, Sums):
-            return [replace(first.scaled(-1.0), draws=draws)]
+            return [replace(first, draws=draws)]
         is_moved = name in SAME_ENTRIES and all(isinstance(one, Public) for one in inputs[1:])
         if is_moved and isinstance(first, Sums):
             return [replace(first, draws=draws) for _ in equation.outvars]
@@ -970,9 +1001,10 @@ class _Analysis:
             return [undecided for _ in equation.outvars]
         if name in ELEMENTWISE:
             entries = math.prod(aval(equation.outvars[0]).shape)
+            sizes = [math.prod(aval(v).shape) for v in equation.invars]
             facts = [
-                fact.repeated(entries) if aval(v).shape == () and entries > 1 else fact
-                for v, fact in zip(equation.invars, facts, strict=True)
+                fact.repeated(entries / size) if 0 < size < entries else fact
+                for size, fact in zip(sizes, facts, strict=True)
             ]
             if name == "select_n" and aval(equation.invars[0]).shape == ():
                 facts[0] = replace(facts[0], uniform=True)
@@ -1246,6 +1278,8 @@ class _Analysis:
     def while_loop(self, equation: JaxprEqn, inputs: list[Value], where: str) -> list[Value]:
         """The outputs of a loop whose length is not known: without records only."""
         draws = frozenset().union(*(value.draws for value in inputs))
+        if any(not isinstance(value, Public) for value in inputs):
+            draws = draws.union(*(self.draws_of(value, where) for value in inputs))
         num_consts = equation.params["cond_nconsts"] + equation.params["body_nconsts"]
         if any(not isinstance(value, Public) for value in inputs):
             condition, body = equation.params["cond_jaxpr"], equation.params["body_jaxpr"]
@@ -1298,7 +1332,7 @@ class _Analysis:
             reason = "which branch is taken depends on the records"
             self.report(True, reason, where)
             return [Mixed(reason, where, True, draws) for _ in equation.outvars]
-        if choice.known is not None:
+        if choice.known is not None and choice.constant:
             taken = branches[int(np.clip(choice.known, 0, len(branches) - 1))]
             return self.inline(taken, operands)
         results = [self.inline(branch, operands) for branch in branches]

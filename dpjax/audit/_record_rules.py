@@ -220,7 +220,11 @@ def _product_facts(equation: JaxprEqn, facts: Sequence[Facts], inputs: Sequence[
     (contracted, batch) = equation.params["dimension_numbers"]
     shapes = [aval(atom).shape for atom in equation.invars]
     records = [value.axes if isinstance(value, Records) else () for value in inputs]
-    terms = math.prod(shapes[0][axis] for axis in contracted[0] if axis not in records[0])
+    terms = math.prod(
+        shapes[0][axis]
+        for axis, other in zip(*contracted, strict=True)
+        if axis not in records[0] and other not in records[1]
+    )
     size = float(terms)
     if equation.invars[0] is equation.invars[1] and isinstance(inputs[0], Records):
         same = tuple(contracted[0]) == tuple(contracted[1]) and set(batch[0]) == set(records[0])
@@ -252,8 +256,8 @@ def _product_facts(equation: JaxprEqn, facts: Sequence[Facts], inputs: Sequence[
 
 
 def repeats_of(atom: Any, shape: tuple[int, ...]) -> float:
-    """The factor of the norm of an array that meets one of the shape: a number is repeated."""
-    return math.sqrt(math.prod(shape)) if aval(atom).shape == () else 1.0
+    """The factor of the norm of an array that is broadcast to a shape."""
+    return math.sqrt(math.prod(shape) / max(math.prod(aval(atom).shape), 1))
 
 
 def axes_after(equation: JaxprEqn, inputs: Sequence[Value]) -> Axes | None:
@@ -278,6 +282,10 @@ def axes_after(equation: JaxprEqn, inputs: Sequence[Value]) -> Axes | None:
         if any(one != given[0] for one in given):
             raise Mixing
         same_rank = all(len(s) in (0, len(out)) for s in shapes)
+        # One record that is broadcast along an axis of records counts as many.
+        for one, shape in zip(axes, shapes, strict=True):
+            if one is not None and any(shape[axis] != out[axis] for axis in one):
+                return None
         return Axes(given[0], block=block) if same_rank else None
     if name in _REDUCTIONS and first is not None:
         reduced = set(params["axes"])
@@ -296,7 +304,8 @@ def axes_after(equation: JaxprEqn, inputs: Sequence[Value]) -> Axes | None:
         return Axes(given[0])
     if name == "broadcast_in_dim" and first is not None:
         moved = tuple(params["broadcast_dimensions"][axis] for axis in first)
-        return Axes(moved)
+        kept = all(out[m] == shapes[0][axis] for axis, m in zip(first, moved, strict=True))
+        return Axes(moved) if kept else None
     if name == "transpose" and first is not None:
         moved = tuple(list(params["permutation"]).index(axis) for axis in first)
         return Axes(moved, block=block) if tuple(sorted(moved)) == moved else None

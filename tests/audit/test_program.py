@@ -10,6 +10,7 @@ import optax
 import pytest
 from jax.flatten_util import ravel_pytree
 
+import dpjax
 from dpjax.audit import check_program
 
 Z = 1.1
@@ -383,7 +384,7 @@ def noise_by_a_schedule(key, w, x, y):
 
 @right
 def public_bound(key, w, x, y):
-    bound = w["a"].sum()
+    bound = jnp.asarray([0.5, 1.5]).sum()
     return by_norm(x, jnp.linalg.norm(x, axis=1) / bound) + Z * bound * normal(key, (4,))
 
 
@@ -1536,14 +1537,14 @@ def wrong_branch_of_the_data(key, w, x, y):
     return jax.lax.cond(x.sum() > 0, lambda: t, lambda: t + Z * normal(key, (4,)))
 
 
-@violated
+@wrong
 def wrong_known_branch(key, w, x, y):
     """The branch taken has no noise."""
     t = unit(x).sum(0)
     return jax.lax.cond(w["b"].sum() == 0, lambda: t, lambda: t + Z * normal(key, (4,)))
 
 
-@violated
+@wrong
 def wrong_random_branch(key, w, x, y):
     """In half of the calls there is no noise."""
     coin, noise = jax.random.split(key)
@@ -1608,6 +1609,79 @@ def wrong_closed_over_array(key, w, x, y):
     return unit(x).sum(0) + Z * normal(key, (4,)), jnp.asarray(np.arange(24.0).reshape(4, 6)).sum()
 
 
+# --- Wrong: found by reviews of the rules ------------------------------------------------------
+
+
+@wrong
+def wrong_noise_of_a_column_slice(key, w, x, y):
+    """The difference of the same entries is no noise."""
+    noise = normal(key, (4, 9))
+    total = jnp.stack([unit(x).sum(0)] * 2)
+    return total + 2 * Z * (noise[2:4, :4] - noise[:, :4][2:4])
+
+
+@wrong
+def wrong_sum_broadcast_along_an_axis(key, w, x, y):
+    """Nine equal columns of a sum are nine releases of it."""
+    total = jnp.clip(x[:, :1], -1, 1).sum(0, keepdims=True) * jnp.ones((9, 1))
+    return total + Z * normal(key, (9, 1))
+
+
+@wrong
+def wrong_values_broadcast_along_an_axis(key, w, x, y):
+    """Nine equal columns of each record."""
+    return (jnp.clip(x[:, :1], -1, 1) * jnp.ones((1, 9))).sum(0) + Z * normal(key, (9,))
+
+
+@wrong
+def wrong_one_record_broadcast(key, w, x, y):
+    """The first record is added many times."""
+    return (jnp.clip(x[:1, 0], -1, 1) + jnp.zeros(8)).sum() + Z * normal(key)
+
+
+@wrong
+def wrong_key_in_a_loop_with_records(key, w, x, y):
+    """The noise is computed again in a loop, and returned."""
+
+    def body(carry):
+        step, total, _ = carry
+        return step + 1, total + x.sum(), normal(key, (4,))
+
+    _, _, noise = jax.lax.while_loop(
+        lambda carry: carry[0] < 3, body, (0, jnp.zeros(()), jnp.zeros(4))
+    )
+    return unit(x).sum(0) + Z * normal(key, (4,)), noise
+
+
+@wrong
+def wrong_noise_scales_another_sum(key, w, x, y):
+    """The second release depends on the noise of the first."""
+    first, second = jax.random.split(key)
+    noise, total = normal(first, (4,)), unit(x).sum(0)
+    return total + 2 * Z * noise, total * jnp.clip(noise, -1, 1) + 2 * Z * normal(second, (4,))
+
+
+@wrong
+def wrong_keys_of_equal_numbers(key, w, x, y):
+    """A key of several that are not followed is that of the noise."""
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.array([1, 1, 2, 3]))
+    noise = normal(jax.random.fold_in(key, 3), (4,))
+    return unit(x).sum(0) + Z * noise, normal(keys[3], (4,))
+
+
+@wrong
+def wrong_gradient_at_zero_parameters(key, w, x, y):
+    """Without a clip the gradient is small by chance: the parameters are zero."""
+    gradients = jax.vmap(jax.grad(lambda b, x: (x[:3] @ b) ** 2), (None, 0))(w["b"], x)
+    return gradients.sum(0) + Z * normal(key, (3,))
+
+
+@violated
+def wrong_divisor_of_large_batches(key, w, x, y):
+    """The divisor is the number of records where there are many."""
+    return (unit(x).sum(0) + Z * normal(key, (4,))) / max(len(x), 64)
+
+
 # --- Tests -------------------------------------------------------------------------------------
 
 
@@ -1639,3 +1713,48 @@ def test_private_outputs_are_named_by_whole_positions():
 
     assert report(step, private_outputs=["[10]"]).verdict == "shown"
     assert report(step, private_outputs=["[1]"]).verdict == "violated"
+
+
+def test_branches_that_are_not_taken_in_this_call_are_followed():
+    def step(number, key, x):
+        metric = jax.lax.cond(number % 100 == 0, lambda: x.sum(), lambda: jnp.zeros(()))
+        return unit(x).sum(0) + Z * normal(key, (4,)), metric
+
+    given = {"records": 2, "noise_multiplier": Z, "adjacency": "add_remove"}
+    assert check_program(step, 1, jax.random.key(0), X, **given).verdict != "shown"
+
+
+def test_what_a_loss_prints_within_a_trusted_function_is_found():
+    def loss(w, x):
+        jax.debug.print("{}", x)
+        return jnp.vdot(w, x)
+
+    def step(key, w, x):
+        return dpjax.clipped_grad(loss, 1.0)(w, x, None)[0] + Z * normal(key, (4,))
+
+    given = {"records": 2, "noise_multiplier": Z, "adjacency": "zero_out"}
+    report = check_program(step, jax.random.key(0), jnp.ones(4), X, **given)
+    assert report.verdict == "violated"
+
+
+def test_disjoint_micro_batches_with_noise_of_their_own_are_not_called_a_violation():
+    def step(key, x):
+        def release(_, part):
+            rows, own = part
+            return None, unit(rows).sum(0) + Z * normal(own, (4,))
+
+        keys = jax.random.split(key, 3)
+        return jax.lax.scan(release, None, (x.reshape(3, 2, 4), keys))[1]
+
+    given = {"records": 1, "noise_multiplier": Z, "adjacency": "zero_out"}
+    assert check_program(step, jax.random.key(0), X, **given).verdict == "not decided"
+
+
+def test_a_program_of_one_number_of_rows_is_said_to_have_a_public_one():
+    def step(key, x):
+        return unit(x.reshape(6, 4)).sum(0) / len(x) + Z / 6 * normal(key, (4,))
+
+    given = {"records": 1, "noise_multiplier": Z, "adjacency": "add_remove"}
+    report = check_program(step, jax.random.key(0), X, **given)
+    assert (report.verdict, report.is_length_public) == ("shown", True)
+    assert "taken as public" in str(report)
