@@ -367,8 +367,8 @@ def last_iterate_epsilon(atoms: AtomicEvents, delta: float) -> float | None:
       delta: in (0, 1).
 
     Returns:
-      Epsilon; ``None`` of other events than equal Gaussian steps with Poisson sampling, or where
-      neighbours differ by replacing a record.
+      Epsilon; ``None`` of other events than two or more equal Gaussian steps with Poisson sampling,
+      or where neighbours differ by replacing a record.
 
     Source: Steinke, Nasr, Ganesh, Balle, Choquette-Choo, Jagielski, Hayes, Thakurta, Smith &
     Terzis (2025), the heuristic for linear losses.

@@ -36,7 +36,9 @@ def _print(result: corpus.Result) -> None:
     found = "; ".join(f"{check}: {text}" for check, text in result.caught.items()) or "no objection"
     number = f"{result.number:3d}" if result.number else "  -"
     mark = "ok  " if result.is_right else "FAIL"
-    print(f"{mark} {number}  {result.name:<48} {result.expected:<9} {found:.180}", flush=True)
+    sources = {bug.number: bug.source for bug in corpus.BUGS if bug.source}
+    name = f"{result.name} ({sources[result.number]})" if result.number in sources else result.name
+    print(f"{mark} {number}  {name:<60} {result.expected:<9} {found:.180}", flush=True)
 
 
 if __name__ == "__main__":

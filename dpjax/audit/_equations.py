@@ -1,4 +1,4 @@
-"""Equations of a traced program: their lines, what they reach, and what depends on a length."""
+"""Equations of a traced program: their source lines, and what their outputs depend on."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ INLINED = {
     "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call",
     "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_vmap_call",
 }  # fmt: skip
-# Functions of dpjax whose sums are moved by the clip bound, as their own tests show.
+# Functions of dpjax whose sums have the clip bound as sensitivity, as their own tests show.
 TRUSTED = {
     "clipped_sum_and_info": "dpjax.clipped_grad",
     "sum_of_draw": "the sum over a sampled batch of dpjax.training",

@@ -173,7 +173,7 @@ def one_run(
       The audited epsilon and, with a mechanism, whether its certificate is refuted.
 
     Raises:
-      TypeError: ``mechanism`` is none.
+      TypeError: ``mechanism`` is neither a mechanism nor ``None``.
       ValueError: a number out of range, scores that are no numbers, fewer than 16 canaries, or so
         many in that their coins were not fair.
 
@@ -302,7 +302,7 @@ def _guess(inside: Array, outside: Array, num_guesses: int) -> tuple[int, int]:
 def _guesses_p_value(
     num_canaries: int, num_guesses: int, num_correct: int, epsilon: float, delta: float
 ) -> float:
-    """Returns the probability of as many correct guesses under (epsilon, delta)-privacy.
+    """Returns a bound on the probability of so many correct guesses under (epsilon, delta)-DP.
 
     Source: Steinke, Nasr & Jagielski (2023), their bound for approximate privacy.
     """

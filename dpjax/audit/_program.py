@@ -91,6 +91,8 @@ _TOLERANCE = 1e-4
 _CAVEATS = (
     "Arguments other than the records are public: results of earlier releases, or chosen without"
     " the records. Keys among them are secret and new in every call.",
+    "Single numbers among them have the values of this call: of a schedule of noise or of clip"
+    " bounds, one step is checked.",
     "Numbers are exact here: rounding, infinite and undefined gradients are not covered.",
 )
 
@@ -124,8 +126,9 @@ class ProgramReport(Report):
       verdict: ``"shown"``, ``"violated"`` or ``"not decided"``.
       findings: reasons, of a program that is not shown to be private.
       noise_multiplier: of all releases of one call together: the standard deviation of the noise
-        over the largest norm by which one record moves the sums; infinite if nothing is released
-        that depends on the records, ``nan`` if it is not known.
+        over the largest norm that one record contributes to the sums (half the sensitivity under
+        replace-one); infinite if nothing is released that depends on the records, ``nan`` if it is
+        not known.
       declared: the noise multiplier that the program is claimed to have.
       adjacency: of the data sets.
       num_releases: noisy sums of one call.
@@ -234,7 +237,7 @@ def check_program(
 
     Raises:
       TypeError: an argument of another type.
-      ValueError: no record, arrays of different length, or a position that is none.
+      ValueError: no record, arrays of different length, or a position of no argument.
 
     >>> def step(key, w, x, scale=1.0):
     ...     gradients = jax.vmap(jax.grad(lambda w, x: jnp.vdot(w, x) ** 2), (None, 0))(w, x)
@@ -299,7 +302,7 @@ def check_program(
     if found < noise_multiplier * (1 - _TOLERANCE):
         parts = [part for one in analysis.releases for block in one.blocks for part in block]
         is_exact = all(part.is_attained and not part.once for part in parts)
-        # Numbers within bounds of their own are not all at them at once, it may be.
+        # Several bounded arrays need not attain their bounds at once.
         is_exact &= sum(part.group == {part.number} for part in parts) <= 1
         relation = "is" if is_exact else "may be no more than"
         analysis.report(
@@ -961,7 +964,7 @@ class _Analysis:
             group, one, factor = choices[0]
             is_attained = True
         else:
-            # Entries within bounds are not all at their bounds, it may be.
+            # Entries within bounds need not all attain them.
             group, one, factor = frozenset([number]), number, own
             is_attained = size == 1
         part = Part(number, group, one, factor, is_attained, value.each_once, where)

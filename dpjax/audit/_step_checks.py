@@ -45,7 +45,8 @@ _SCALES = (0.0, 1e-30, 1e-3, 0.3, 3.0, 1e2, 1e5, 1e30)
 _OTHER_LENGTHS = ("one record", "no records")
 # Where no neighbour moves the release by this share of what is allowed, nothing is decided.
 _LEAST_SHARE = 0.5
-# A change of the release relative to the allowed one that counts as rounding.
+# A change of the release relative to the allowed one that counts as rounding, and the factor that
+# is allowed for it over several steps.
 _SLACK, _STATE_SLACK = 1e-3, 1.02
 _CAVEATS = (
     "Checked are the records, their extremes and the keys that were tried, not all that there are.",
@@ -165,7 +166,8 @@ def check_step(
     - with ``init``, **steps**: the noise of three consecutive steps is independent and no smaller
       in the second and third; and **state**: nothing private passes to the next step without noise.
 
-    A step that is the mechanism fails each statistical check with a probability of at most 1e-6.
+    A step that is the mechanism fails each statistical check with a probability of about 1e-6: at
+    most, but for correlations of squares and of consecutive steps, whose limits are approximate.
 
     Args:
       key: of the checks.

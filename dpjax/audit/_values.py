@@ -116,7 +116,7 @@ class Public:
       key: what key it is, if it is one.
       constant: whether it is the same in every call.
       distinct: of an array of different entries, a name of their sequence.
-      mask_of: of a mask, the name of the entries that it tells from padding.
+      mask_of: of a mask, the name of the entries that it marks as no padding.
       loop: the loop in whose iterations it has different values, and which.
     """
 

@@ -1,6 +1,6 @@
 """Lower bounds on epsilon from the releases of two neighbouring data sets.
 
-Each data set is released many times, and a test tells the releases of one from those of the other.
+Each data set is released many times, and a test distinguishes the releases of the two.
 Where its errors are fewer than the mechanism's trade-off function allows, up to the confidence of
 the bounds on them, the certificate is refuted: the code, the mechanism or its account is wrong.
 Where they are not, nothing is proven, and the audited epsilon says how close the attack came. The

@@ -34,7 +34,7 @@ from dpjax.training import private_step
 from dpjax.training.step import PrivateStep
 from dpjax.transforms import add_gaussian_noise, differentially_private_aggregate
 
-Catcher = Literal["property", "program", "audit", "event", "error"]
+Catcher = Literal["property", "program", "audit", "event"]
 Step: TypeAlias = Callable[..., Any]
 Tree: TypeAlias = dict[str, jax.Array]
 
@@ -746,7 +746,6 @@ BUGS: tuple[PlantedBug, ...] = (
         "NaN passes the clipping",
         "A record with a gradient of NaN or infinity makes the release NaN.",
         of_step(aggregate=_clip_without_nan),
-        source="five libraries",
     ),
     _bug(
         7,
@@ -773,14 +772,13 @@ BUGS: tuple[PlantedBug, ...] = (
         "noisy sum divided by the drawn size",
         "The noisy sum is divided by the number of records drawn, which is private.",
         of_step(_divide_noisy_sum),
-        source="Opacus #571",
     ),
     _bug(
         11,
         "sum divided by the number of records",
         "The sum is divided by the private number of records, before noise of a constant size.",
         of_step(aggregate=_divide_sum),
-        source="Opacus #819",
+        source="Opacus #571, #819",
     ),
     _bug(
         12,
@@ -841,12 +839,14 @@ BUGS: tuple[PlantedBug, ...] = (
         "same noise on two devices",
         "Two devices publish sums with the same noise, which their difference is free of.",
         of_step(_same_noise_on_devices),
+        caught_by="program",
     ),
     _bug(
         23,
         "one leaf without noise",
         "The bias is released without noise.",
         of_step(noise=_bare_bias),
+        caught_by="program",
     ),
     _bug(
         24,
@@ -859,6 +859,7 @@ BUGS: tuple[PlantedBug, ...] = (
         "empty batch skipped",
         "A batch without records is released as zero, without noise.",
         of_step(_skip_empty),
+        caught_by="program",
     ),
     _bug(
         26,
@@ -930,6 +931,7 @@ BUGS: tuple[PlantedBug, ...] = (
         "metric without noise",
         "The mean loss is published beside the noisy sum.",
         of_step(_with_loss),
+        caught_by="program",
     ),
     _bug(
         36,
@@ -949,7 +951,7 @@ BUGS: tuple[PlantedBug, ...] = (
         "bounds from the data",
         "Values are scaled by their own minimum and maximum.",
         of_statistic(_total_in_bounds_of_data, _VALUES, 1.0),
-        source="dpmm, diffprivlib #106",
+        source="dpmm",
     ),
     _bug(
         39,
@@ -985,7 +987,6 @@ BUGS: tuple[PlantedBug, ...] = (
         "backpropagated signal clipped",
         "The signal of a layer is clipped, and its product with the features is unbounded.",
         of_step(gradients=_clip_backpropagated, aggregate=sum_records),
-        source="clipping in backpropagation, whose sensitivity was off by the batch size",
     ),
     _bug(
         44,
@@ -1032,6 +1033,7 @@ BUGS: tuple[PlantedBug, ...] = (
         "number of clipped records",
         "How many records were clipped is published beside the noisy sum.",
         of_step(_with_number_clipped),
+        caught_by="program",
     ),
     _bug(
         50,

@@ -445,7 +445,7 @@ CASES: dict[str, Callable[[float], Attack]] = {
 ON_HOST = "clipped sum", "count", "mean", "histogram", "federated sum"
 
 
-# What sources sell as private, each beside a mechanism with the guarantee that is claimed.
+# What was published as private, each beside a mechanism with the guarantee that is claimed.
 
 
 def _published_wishart(epsilon: float) -> Attack:

@@ -1,4 +1,4 @@
-"""Audits of the mechanisms of dpjax: audited and certified ε, and what sources sell as private.
+"""Audits of the mechanisms of dpjax, and of two that were published and are not private.
 
 ``python -m experiments run audit_mechanisms``: two minutes on two CPU cores (``quick``: ε = 4, and
 1 of what is computed on the device), six under ``paper``.

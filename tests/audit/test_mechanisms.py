@@ -1,4 +1,4 @@
-"""Audits of every mechanism that dpjax ships, and of what sources sell as private but is not.
+"""Audits of every mechanism that dpjax ships, and of what was published as private but is not.
 
 At epsilon 4, or 8 where releases are computed one by one on the host, the attack on honest code
 reaches the stated share of the certified epsilon without refuting it, a false alarm in at most one
@@ -40,7 +40,7 @@ def test_an_honest_mechanism_is_audited_and_half_of_its_noise_refuted(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAILING)
-def test_what_is_sold_as_private_but_is_not_is_refuted(name):
+def test_what_was_published_as_private_but_is_not_is_refuted(name):
     make, claimed = FAILING[name]
     report = make(claimed).report(KEY)
     assert report.is_refuted
