@@ -833,13 +833,18 @@ BUGS: tuple[PlantedBug, ...] = (
         "The next step draws its noise with the key of this one.",
         of_step(keys=lambda key: (key, jax.random.fold_in(key, 1))),
     ),
-    _bug(21, "constant key", "The key is a constant of the code.", of_step(noise=_constant_key)),
+    _bug(
+        21,
+        "constant key",
+        "The key is a constant of the code.",
+        of_step(noise=_constant_key),
+        caught_by="program",
+    ),
     _bug(
         22,
         "same noise on two devices",
         "Two devices publish sums with the same noise, which their difference is free of.",
         of_step(_same_noise_on_devices),
-        caught_by="program",
     ),
     _bug(
         23,
