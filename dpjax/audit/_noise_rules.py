@@ -18,6 +18,10 @@ from dpjax.audit._values import Key, Normal, Public, is_key_dtype
 
 # Names of the programs that draw normal noise: of JAX and of dpjax.
 NORMAL = "_normal", "normal"
+# Primitives that make or derive keys, or draw bits from one.
+KEYS = {
+    "random_bits", "random_fold_in", "random_seed", "random_split", "random_unwrap", "random_wrap",
+}  # fmt: skip
 
 
 def normal_after(equation: JaxprEqn, values: Sequence[Public], number: int) -> Normal | None:

@@ -20,6 +20,7 @@ from scipy.stats import binom, binomtest
 from dpjax._checks import as_key, check, check_count, check_delta, check_positive, check_type
 from dpjax._typing import PRNGKey
 from dpjax.accounting import gdp
+from dpjax.audit._worlds import CANARY_NORM
 from dpjax.certificates import Certificate, Report
 from dpjax.certificates.render import Table, round_down, round_up
 from dpjax.mechanisms import Mechanism
@@ -27,8 +28,6 @@ from dpjax.mechanisms import Mechanism
 __all__ = ["OneRunReport", "one_run", "orthogonal_canaries"]
 
 Array: TypeAlias = npt.NDArray[np.float64]
-# The gradient of a canary has so many times the norm of the clip bound, so that it is clipped.
-_LENGTH = 2.0
 # One guess for so many canaries: near the best share at every epsilon from 1 to 8.
 _CANARIES_PER_GUESS = 8
 _LEAST_CANARIES = 16
@@ -282,7 +281,7 @@ def orthogonal_canaries(
     check_count("num_canaries", num_canaries, _LEAST_CANARIES)
     check_positive("l2_clip", l2_clip)
     is_in = jax.random.bernoulli(key, shape=(num_canaries,))
-    return jnp.diag(_LENGTH * l2_clip * is_in), is_in
+    return jnp.diag(CANARY_NORM * l2_clip * is_in), is_in
 
 
 def _guess(inside: Array, outside: Array, num_guesses: int) -> tuple[int, int]:

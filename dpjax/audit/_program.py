@@ -36,6 +36,7 @@ from dpjax.audit._equations import (
     outputs_reached,
 )
 from dpjax.audit._noise_rules import (
+    KEYS,
     NORMAL,
     carried_key,
     is_normal,
@@ -55,6 +56,7 @@ from dpjax.audit._record_rules import (
     Mixing,
     axes_after,
     elementwise_facts,
+    is_inside,
     repeats_of,
     structural_facts,
 )
@@ -424,7 +426,7 @@ class _Analysis:
         each_once: frozenset[int] = frozenset(),
         block: int = 1,
     ) -> Records:
-        """A per-record array, which gets a number unless its norm is that of another one."""
+        """Returns a per-record array, with a number that its norm is referred to by."""
         if facts.norm_of is None or facts.norm_of[1] != 1:
             number = next(self.numbers)
             facts = replace(facts, norm_of=(number, 1.0), within={**facts.within, number: 1.0})
@@ -647,8 +649,8 @@ class _Analysis:
             trusted = self.trusted_sum(equation, inputs, where)
             if trusted is not None:
                 return trusted
-        if name in _KEY_RULES and not private:
-            return [_KEY_RULES[name](self, equation, inputs, where)]
+        if name in KEYS and not private:
+            return [self.key_of(equation, inputs)]
 
         # Programs in the program.
         if name == "scan":
@@ -780,6 +782,44 @@ class _Analysis:
         number = self.draw(value, where)
         region = 0, math.prod(aval(equation.outvars[0]).shape)
         return Public(draws=frozenset([number]), normal=Normal(frozenset([(number, region)]), 1.0))
+
+    def key_of(self, equation: JaxprEqn, inputs: Sequence[Any]) -> Public:
+        """The output of an equation that makes or derives keys, or draws bits from one."""
+        name, value = equation.primitive.name, inputs[0]
+        key, constant = value.key, value.constant
+        if name == "random_bits":
+            number = self.draw(value, self.line)
+            return Public(dtype_facts(aval(equation.outvars[0]).dtype), draws=frozenset([number]))
+        if name == "random_seed":
+            kind = "constant" if constant else "seed"
+            return Public(key=Key((kind, next(self.numbers))), constant=constant)
+        if name == "random_wrap" and key is None and constant:
+            return Public(key=Key(("constant", next(self.numbers))), constant=True)
+        if name == "random_wrap":
+            return Public(key=key)
+        if name == "random_unwrap" or key is None:
+            return Public(key=key, constant=constant)
+
+        # The children of a key, by their numbers; of each of several keys alike.
+        if key.span is not None:
+            key = Key((*key.path, ("each", -1, *key.span)))
+        if name == "random_split":
+            span = (0, math.prod(equation.params["shape"]))
+            return Public(key=Key(key.path, span), constant=constant)
+        data = inputs[1]
+        if data.known is not None and data.known.ndim == 0:
+            child: Any = (int(data.known), int(data.known) + 1)
+            return Public(key=Key((*key.path, child)), constant=constant)
+        if data.known is not None:
+            start = int(data.known.flat[0])
+            if np.array_equal(data.known, np.arange(len(data.known)) + start):
+                return Public(key=Key(key.path, (start, start + len(data.known))))
+        is_one = aval(equation.invars[1]).ndim == 0
+        repeats = data.known is not None and len(np.unique(data.known)) < data.known.size
+        if repeats or not (is_one or data.known is not None):
+            return Public(key=Key(("unknown", next(self.numbers))))
+        child = ("data", next(self.numbers)) if data.loop is None else ("loop", *data.loop)
+        return Public(key=Key((*key.path, child)))
 
     def draw(self, key: Value, where: str) -> int:
         """The number of a draw from a key."""
@@ -1059,9 +1099,8 @@ class _Analysis:
         index, others = inputs[1 + axis], [*inputs[1 : 1 + axis], *inputs[2 + axis :]]
         if not isinstance(index, Public) or index.loop is None or out[axis] != 1:
             return None
-        low, high = index.facts.interval
-        inside = low >= 0 and high <= aval(equation.invars[0]).shape[axis] - 1
-        if not inside or not all(is_zero(other) for other in others):
+        size = aval(equation.invars[0]).shape[axis]
+        if not is_inside(index, size) or not all(is_zero(other) for other in others):
             return None
         uid, counter, shift = index.loop
         once = array.each_once | {uid}
@@ -1347,73 +1386,3 @@ class _Analysis:
             else:
                 joined.append(Mixed("the check does not follow this branch", where, False, draws))
         return joined
-
-
-def _split(analysis: _Analysis, equation: JaxprEqn, inputs: Any, where: str) -> Value:
-    del analysis, where
-    key = inputs[0].key
-    if key is None:
-        return Public(constant=inputs[0].constant)
-    if key.span is not None:
-        key = Key((*key.path, ("each", -1, *key.span)))
-    count = math.prod(equation.params["shape"])
-    return Public(key=Key(key.path, (0, count)), constant=inputs[0].constant)
-
-
-def _fold_in(analysis: _Analysis, equation: JaxprEqn, inputs: Any, where: str) -> Value:
-    del where
-    key, data = inputs[0].key, inputs[1]
-    if key is None:
-        return Public(constant=inputs[0].constant)
-    if key.span is not None:
-        key = Key((*key.path, ("each", -1, *key.span)))
-    if data.known is not None and data.known.ndim == 0:
-        child: Any = (int(data.known), int(data.known) + 1)
-        return Public(key=Key((*key.path, child)), constant=inputs[0].constant)
-    if data.known is None and aval(equation.invars[1]).ndim:
-        return Public(key=Key(("unknown", next(analysis.numbers))))
-    if data.known is not None and len(np.unique(data.known)) < data.known.size:
-        return Public(key=Key(("unknown", next(analysis.numbers))))
-    if data.known is not None and np.array_equal(
-        data.known, np.arange(len(data.known)) + data.known[0]
-    ):
-        start = int(data.known[0])
-        return Public(key=Key(key.path, (start, start + len(data.known))))
-    child = ("data", next(analysis.numbers)) if data.loop is None else ("loop", *data.loop)
-    return Public(key=Key((*key.path, child)))
-
-
-def _wrap(analysis: _Analysis, equation: JaxprEqn, inputs: Any, where: str) -> Value:
-    del equation, where
-    value = inputs[0]
-    if value.key is None and value.constant:
-        return Public(key=Key(("constant", next(analysis.numbers))), constant=True)
-    return Public(key=value.key)
-
-
-def _seed(analysis: _Analysis, equation: JaxprEqn, inputs: Any, where: str) -> Value:
-    del equation, where
-    value = inputs[0]
-    kind = "constant" if value.constant else "seed"
-    return Public(key=Key((kind, next(analysis.numbers))), constant=value.constant)
-
-
-def _unwrap(analysis: _Analysis, equation: JaxprEqn, inputs: Any, where: str) -> Value:
-    del analysis, equation, where
-    return Public(key=inputs[0].key, constant=inputs[0].constant)
-
-
-def _bits(analysis: _Analysis, equation: JaxprEqn, inputs: Any, where: str) -> Value:
-    number = analysis.draw(inputs[0], where)
-    facts = dtype_facts(aval(equation.outvars[0]).dtype)
-    return Public(facts, draws=frozenset([number]))
-
-
-_KEY_RULES: dict[str, Callable[[_Analysis, JaxprEqn, Any, str], Value]] = {
-    "random_split": _split,
-    "random_fold_in": _fold_in,
-    "random_wrap": _wrap,
-    "random_seed": _seed,
-    "random_unwrap": _unwrap,
-    "random_bits": _bits,
-}

@@ -319,7 +319,7 @@ class _Runs:
         return True
 
     def over_rows(self, key: jax.Array, batch: Records, slot: int, rows: Records) -> Array:
-        """Returns the releases where each of ``rows`` in turn takes a place of the batch."""
+        """Returns the releases of a batch in which each of ``rows`` in turn replaces one record."""
         if self._many_rows is None:
             each = [
                 self._steps(key, [_with_row(batch, slot, [leaf[one] for leaf in rows])])[0]

@@ -191,14 +191,14 @@ class Sums:
     draws: frozenset[int] = frozenset()
 
     def scaled(self, factor: float) -> "Sums":
-        """The sums times a number."""
+        """Returns the sums times the magnitude of a number."""
         factor = abs(factor)
         blocks = tuple({part: c * factor for part, c in block.items()} for block in self.blocks)
         carried = {position: c * factor for position, c in self.carried.items()}
         return replace(self, blocks=blocks, carried=carried)
 
     def plus(self, other: "Sums") -> "Sums":
-        """The sum of two."""
+        """Returns the sum of two linear functions of sums."""
         one, two = (value.blocks or ({},) for value in (self, other))
         if max(len(one), len(two)) > 1:  # the blocks may lie differently in the two arrays
             one, two = ((_joined(blocks),) for blocks in (one, two))

@@ -50,7 +50,7 @@ Score: TypeAlias = Callable[[ArrayTree], jax.typing.ArrayLike]
 _NUM_THRESHOLDS = 400
 _LEAST_RUNS = 200
 # The gradient of the canary has so many times the norm of the clip bound, so that it is clipped.
-_LENGTH = 2.0
+CANARY_NORM = 2.0
 _CAVEATS = (
     "This is what one attack found. Another attack may find more; only the certificate bounds what"
     " every attack can find.",
@@ -352,7 +352,7 @@ def canary_records(
     check_adjacency(adjacency)
     check_count("num_params", num_params)
     empty = jnp.zeros((num_examples, num_params))
-    second = empty.at[-1, 0].set(_LENGTH * l2_clip)
+    second = empty.at[-1, 0].set(CANARY_NORM * l2_clip)
     if adjacency == "add_remove":
         return empty[:-1], second
     return (-second if adjacency == "replace_one" else empty), second

@@ -9,7 +9,7 @@ and of the next step. A bug replaces one of them.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -51,7 +51,6 @@ class StepOfRecords:
     records: PyTree
     mechanism: SubsampledGaussian | Gaussian
     init: Callable[[PRNGKey], Any] | None = None
-    null_record: PyTree | None = None
     num_runs: int | None = 10_000
 
 
@@ -227,7 +226,7 @@ def claim(
 
 
 def of_step(step: Step | None = None, **parts: Any) -> Callable[[], StepOfRecords]:
-    """Returns a function that makes a step of a loop, right but for the parts that are given."""
+    """Returns a function that builds the reference step with some of its parts replaced."""
     return lambda: StepOfRecords(step or make_step(**parts), example_records(), claim(), init)
 
 
@@ -1147,7 +1146,6 @@ def objections(key: PRNGKey, program: Program) -> dict[str, str]:
             program.records,
             program.mechanism,
             init=program.init,
-            null_record=program.null_record,
             num_runs=program.num_runs,
         )
         found = {}
@@ -1171,23 +1169,6 @@ def check_one(number: int, seed: int = 0) -> Result:
         return Result(0, name, "", objections(key, SOUND[name]()))
     bug = next(bug for bug in BUGS if bug.number == number)
     return Result(number, bug.name, bug.caught_by, objections(key, bug.program()))
-
-
-def run(numbers: Iterable[int] | None = None, seed: int = 0) -> list[Result]:
-    """Applies all checks to planted bugs and to right programs.
-
-    Args:
-      numbers: of the bugs, and -1, -2, ... for the right programs; by default all.
-      seed: of the checks.
-
-    Returns:
-      What was found in each of them.
-
-    >>> (result,) = run([31])
-    >>> result.is_right, result.caught["event"][:27]
-    (True, 'the loop has an epsilon of ')
-    """
-    return [check_one(number, seed) for number in (all_numbers() if numbers is None else numbers)]
 
 
 def all_numbers() -> list[int]:

@@ -162,6 +162,11 @@ class Certificate(Report):
         """The least mu for which the mechanism is mu-Gaussian private, and its regret."""
         return gdp.summarize(self.curve)
 
+    @functools.cached_property
+    def _last_iterate(self) -> float | None:
+        """An estimate of the epsilon of the last parameters alone, where there is one."""
+        return last_iterate_epsilon(self.atomic_events, self.delta)
+
     @property
     def risks_note(self) -> str:
         """What the risks are computed from, or why only one of the two bounds is."""
@@ -197,9 +202,9 @@ class Certificate(Report):
             ("epsilon, upper bound", f"{round_up(self.epsilon)}  (certified)"),
             ("epsilon, lower bound", f"{shown}  ({self.epsilon_lower_note})"),
         ]
-        last = last_iterate_epsilon(self.atomic_events, self.delta)
-        if last is not None:
-            rows.append(("epsilon, last iterate", f"{last:.4g}  ({_LAST_ITERATE_NOTE})"))
+        if self._last_iterate is not None:
+            estimate = f"{self._last_iterate:.4g}  ({_LAST_ITERATE_NOTE})"
+            rows.append(("epsilon, last iterate", estimate))
         if self.audit is not None:
             rows.append(("audit", self.audit.title))
 
