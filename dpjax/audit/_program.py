@@ -10,6 +10,7 @@ taken for safe: it becomes `Mixed`, and the answer "not decided" or "violated".
 import contextlib
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
@@ -52,18 +53,24 @@ from dpjax.audit._record_rules import (
     IDENTITIES,
     KEEPS_DISTINCT,
     SAME_ENTRIES,
+    SCATTER_ADD,
     Axes,
     Mixing,
     axes_after,
     elementwise_facts,
     is_inside,
+    most_gathered,
+    one_hot,
+    places_scattered,
     repeats_of,
+    scattered_facts,
     structural_facts,
 )
 from dpjax.audit._values import (
     MOST_KNOWN,
+    UNIT,
+    Bound,
     Facts,
-    Group,
     Key,
     Mixed,
     Normal,
@@ -81,6 +88,7 @@ from dpjax.audit._values import (
     is_raw_key,
     is_wide,
     is_zero,
+    named,
     rows_differ,
     within_limits,
 )
@@ -305,7 +313,7 @@ def check_program(
         parts = [part for one in analysis.releases for block in one.blocks for part in block]
         is_exact = all(part.is_attained and not part.once for part in parts)
         # Several bounded arrays need not attain their bounds at once.
-        is_exact &= sum(part.group == {part.number} for part in parts) <= 1
+        is_exact &= sum(not part.is_clipped for part in parts) <= 1
         relation = "is" if is_exact else "may be no more than"
         analysis.report(
             is_exact,
@@ -341,6 +349,39 @@ class _Release(NamedTuple):
     where: str
 
 
+def is_of_records(value: Value, other: Records) -> bool:
+    """Whether an array is public, or has the records of another at the same axes."""
+    if not isinstance(value, Records):
+        return isinstance(value, Public)
+    names = [(one.axes, one.order, one.each_once, one.block) for one in (value, other)]
+    return names[0] == names[1] and value.block == 1
+
+
+def squared_distance(squares: np.ndarray, bounds: Sequence[Bound]) -> float:
+    """The largest quadratic form of the norms by which one record moves the sums."""
+    factors = np.array([bound.factor for bound in bounds])
+    squares = squares * np.outer(factors, factors)
+
+    # Sums of the same arrays of a group are moved together.
+    names = [(bound.group, bound.one) for bound in bounds]
+    arrays = list(dict.fromkeys(names))
+    member = np.array([[name == array for name in names] for array in arrays], float)
+    squares = member @ squares @ member.T
+
+    # The norms of different arrays of a group have together a norm of at most one.
+    groups: list[list[int]] = []
+    for i, (group, one) in enumerate(arrays):
+        for others in groups:
+            if all(arrays[j][0] == group and not arrays[j][1] & one for j in others):
+                others.append(i)
+                break
+        else:
+            groups.append([i])
+    return float(
+        sum(np.linalg.norm(squares[np.ix_(one, other)], 2) for one in groups for other in groups)
+    )
+
+
 @dataclass
 class _Analysis:
     """One evaluation of a program with abstract values.
@@ -357,6 +398,7 @@ class _Analysis:
       shared_vars: variables that are public arrays or sums, in one evaluation at least.
       line: of the equation before.
       is_length_public: whether the program takes one number of records only.
+      moved: outputs of equations that move the entries of an array, and the array.
     """
 
     length: int
@@ -372,6 +414,7 @@ class _Analysis:
     shared_vars: set[Var] = field(default_factory=set)
     line: str = ""
     is_length_public: bool = False
+    moved: dict[Any, tuple[Value, list[Value]]] = field(default_factory=dict)
 
     def report(
         self, is_violation: bool, reason: str, where: str = "", output: str | None = None
@@ -389,7 +432,8 @@ class _Analysis:
     def argument(self, leaf: Any, *, is_record: bool) -> Value:
         """The value of an argument's array."""
         if is_record:
-            return self.records((0,), dtype_facts(jnp.result_type(leaf)))
+            size = math.prod(np.shape(leaf)[1:])
+            return self.records((0,), self.of_size(dtype_facts(jnp.result_type(leaf)), size))
         if is_key(leaf):
             span = None if np.ndim(leaf) == 0 else (0, int(np.shape(leaf)[0]))
             return Public(key=Key(("argument", next(self.numbers)), span))
@@ -427,9 +471,10 @@ class _Analysis:
         block: int = 1,
     ) -> Records:
         """Returns a per-record array, with a number that its norm is referred to by."""
-        if facts.norm_of is None or facts.norm_of[1] != 1:
-            number = next(self.numbers)
-            facts = replace(facts, norm_of=(number, 1.0), within={**facts.within, number: 1.0})
+        name = named(next(self.numbers)) if facts.name is None else facts.name
+        within, least = {**facts.within, name: 1.0}, {**facts.least}
+        least.setdefault(name, 1.0)
+        facts = replace(facts, name=name, within=within, least=least)
         self.samples |= draws
         return Records(axes, facts, order, draws, each_once, block)
 
@@ -438,7 +483,8 @@ class _Analysis:
         if isinstance(value, Records):
             self.report(True, "per-record values are returned", "", path)
         elif isinstance(value, Sums):
-            where = ", ".join({part.where for block in value.blocks for part in block})
+            parts = [part for block in value.blocks for part in block]
+            where = ", ".join(dict.fromkeys(part.where for part in parts))
             self.report(True, "a sum over the records is returned without noise", where, path)
         elif isinstance(value, Mixed):
             # With random numbers it may be a release that the check does not understand.
@@ -572,7 +618,7 @@ class _Analysis:
                 rows.append((block, release.deviation, release.repeats))
         if not parts:
             return math.inf
-        if any(not math.isfinite(part.factor) for part in parts) or any(
+        if any(not math.isfinite(part.bounds[0].factor) for part in parts) or any(
             not math.isfinite(c) for block, _, _ in rows for c in block.values()
         ):
             self.report_unbounded()
@@ -583,26 +629,29 @@ class _Analysis:
         for block, deviation, count in rows:
             row = np.zeros(len(parts))
             for part, coefficient in block.items():
-                row[parts[part]] = abs(coefficient) * part.factor / deviation
+                row[parts[part]] = abs(coefficient) / deviation
             squares += count * np.outer(row, row)
 
-        # Sums of the same array of a group are moved together.
-        names = [(tuple(sorted(part.group)), part.one) for part in parts]
-        arrays = sorted(set(names))
-        member = np.array([[name == array for name in names] for array in arrays], float)
-        squares = member @ squares @ member.T
-        groups = [[i for i, a in enumerate(arrays) if a[0] == g] for g in {a[0] for a in arrays}]
-        total = sum(
-            np.linalg.norm(squares[np.ix_(one, other)], 2) for one in groups for other in groups
-        )
-        return float(total**-0.5) if total > 0 else math.inf
+        # Each choice of one bound for every sum holds: the best of those with bounds of one group.
+        bounds = [part.bounds[0] for part in parts]
+        least = squared_distance(squares, bounds)
+        shared = Counter(group for part in parts for group in {one.group for one in part.bounds})
+        for group in [group for group, number in shared.most_common() if number > 1]:
+            changed = [
+                next((other for other in part.bounds if other.group == group), one)
+                for part, one in zip(parts, bounds, strict=True)
+            ]
+            total = squared_distance(squares, changed)
+            if total < least:
+                bounds, least = changed, total
+        return least**-0.5 if least > 0 else math.inf
 
     def report_unbounded(self) -> None:
         """Reports sums of which no bound is known."""
         for release in self.releases:
             for block in release.blocks:
                 for part, coefficient in block.items():
-                    if not math.isfinite(part.factor):
+                    if not math.isfinite(part.bounds[0].factor):
                         reason = "no bound is found on what one record adds to the sum"
                         self.report(False, reason, part.where)
                     elif not math.isfinite(coefficient):
@@ -666,6 +715,12 @@ class _Analysis:
             (body, *_) = bodies_of(equation)
             if len(body.jaxpr.invars) == len(inputs):
                 return self.inline(body, inputs)
+        if name == "call_hi_primitive" and hasattr(equation.params["_prim"], "expand"):
+            # From JAX 0.12 on, a primitive that is a program: that of `jnp.searchsorted`.
+            shapes = [jax.ShapeDtypeStruct(aval(v).shape, aval(v).dtype) for v in equation.invars]
+            body = jax.make_jaxpr(equation.params["_prim"].expand)(*shapes)
+            if len(body.jaxpr.outvars) == len(equation.outvars):
+                return self.inline(body, inputs)
         if equation.effects or name.endswith("callback"):
             if private:
                 self.report(True, f"records reach {name}, which leaves the program", where)
@@ -682,14 +737,24 @@ class _Analysis:
             return self.linear(equation, inputs, where, draws)
         if not private:
             return self.public(equation, inputs, draws)
-        return self.per_record(equation, inputs, where, draws)
+
+        # The same array, moved in the same way, is the same value: of a product with itself.
+        moved = name, id(inputs[0]), str(equation.params)
+        if name not in SAME_ENTRIES or len(inputs) > 1:
+            return self.per_record(equation, inputs, where, draws)
+        if moved not in self.moved:
+            outputs = self.per_record(equation, inputs, where, draws)
+            self.moved[moved] = inputs[0], outputs
+        return self.moved[moved][1]
 
     def public(self, equation: JaxprEqn, inputs: list[Value], draws: frozenset[int]) -> list[Value]:
         """The outputs of an equation without records."""
         values = [value for value in inputs if isinstance(value, Public)]
         name = equation.primitive.name
         constant = all(value.constant for value in values)
-        small = all(np.prod(aval(v).shape, dtype=float) <= MOST_KNOWN for v in equation.outvars)
+        small = all(
+            np.prod(aval(v).shape, dtype=float) <= MOST_KNOWN for v in operands_of(equation)
+        )
         if small and not equation.effects and all(value.known is not None for value in values):
             try:
                 operands = [jnp.asarray(value.known) for value in values]
@@ -709,6 +774,12 @@ class _Analysis:
         if None in keys:
             draws = draws.union(*(self.draws_of(value, self.line) for value in values))
         loop = self.loop_after(equation, values)
+        known = None
+        if name == "broadcast_in_dim" and len(values) == 1 and values[0].known is not None:
+            out = aval(equation.outvars[0]).shape
+            shape = np.ones(len(out), int)
+            shape[list(equation.params["broadcast_dimensions"])] = values[0].known.shape
+            known = np.broadcast_to(values[0].known.reshape(shape), out)
         outputs: list[Value] = []
         for number, var in enumerate(equation.outvars):
             source = number if name == "sort" else 0
@@ -719,7 +790,7 @@ class _Analysis:
             outputs.append(
                 Public(
                     Facts(within_limits(result.interval, dtype_facts(aval(var).dtype).interval)),
-                    None,
+                    known,
                     draws,
                     normal_after(equation, values, number),
                     keys[number],
@@ -749,7 +820,15 @@ class _Analysis:
             if other.known is None or other.known.size != 1:
                 return None
             shift = float(other.known.item()) * (-1 if name == "sub" else 1)
-            return (*loops[0][:2], loops[0][2] + shift)
+            return (*loops[0][:2], loops[0][2] + shift, loops[0][3])
+        if name == "mul" and len(values) == 2:
+            (other,) = [value for value in values if value.loop is None]
+            interval = _values.times(values[0].facts.interval, values[1].facts.interval)
+            wraps = within_limits(interval, dtype_facts(dtype).interval) != interval
+            if other.known is None or other.known.size != 1 or wraps or not other.known.all():
+                return None
+            factor = float(other.known.item())
+            return (*loops[0][:2], loops[0][2] * factor, loops[0][3] * factor)
         return None
 
     def distinct_after(self, equation: JaxprEqn, value: Public, number: int) -> Any:
@@ -878,15 +957,14 @@ class _Analysis:
         bound = bounds.pop() if len(bounds) == 1 else math.inf
         last = [inner for inner in body.eqns if inner in marks]
         summed = {var for inner in last for var in inner.outvars}
-        group = frozenset(next(self.numbers) for _ in summed)
-        members = iter(sorted(group))
+        members = [named(next(self.numbers)) for _ in summed]
+        group = frozenset().union(*members)
         reached = outputs_reached(body, [isinstance(value, Records) for value in inputs])
         results: list[Value] = []
         for var, is_reached in zip(body.outvars, reached, strict=True):
             if var in summed:
-                part = Part(
-                    next(self.numbers), group, next(members), bound, True, frozenset(), where
-                )
+                bounds_of_sum = (Bound(group, members.pop(), bound),)
+                part = Part(next(self.numbers), bounds_of_sum, True, frozenset(), where)
                 results.append(Sums(({part: 1.0},)))
             elif is_reached:
                 reason = f"statistics of the batch that {TRUSTED[name]} returns are private"
@@ -917,7 +995,11 @@ class _Analysis:
                 for value, atom in zip(inputs, equation.invars, strict=True)
             ]
             terms = [
-                term and term.scaled(repeats_of(atom, shape))
+                term
+                and replace(
+                    term.scaled(repeats_of(atom, shape)),
+                    in_rows=term.in_rows and aval(atom).shape == shape,
+                )
                 for term, atom in zip(terms, equation.invars, strict=True)
             ]
             for sums, other in ((terms[0], inputs[1]), (terms[1], inputs[0])):
@@ -951,19 +1033,30 @@ class _Analysis:
                 atom for atom, value in zip(equation.invars, inputs, strict=True) if value is summed
             ]
             factor_of = facts.magnitude * repeats_of(atom, shape)
-            return [replace(summed.scaled(factor_of), draws=draws)]
+            in_rows = summed.in_rows and aval(atom).shape == shape
+            return [replace(summed.scaled(factor_of), draws=draws, in_rows=in_rows)]
 
         if name == "neg" and isinstance(first, Sums):
             return [replace(first, draws=draws)]
+        if name in SCATTER_ADD and any(isinstance(value, Records) for value in inputs[1:]):
+            return [self.scattered(equation, inputs, where) or mixed]
+        if name == "gather" and isinstance(first, Sums) and isinstance(inputs[1], Public):
+            most = most_gathered(equation, inputs[1])
+            if most is not None:
+                return [replace(first.scaled(math.sqrt(most)), draws=draws, in_rows=False)]
         is_moved = name in SAME_ENTRIES and all(isinstance(one, Public) for one in inputs[1:])
         if is_moved and isinstance(first, Sums):
-            return [replace(first, draws=draws) for _ in equation.outvars]
+            in_rows = first.in_rows and name == "convert_element_type"
+            return [replace(first, draws=draws, in_rows=in_rows) for _ in equation.outvars]
         if name == "broadcast_in_dim" and isinstance(first, Sums):
             before, after = np.prod(aval(equation.invars[0]).shape), np.prod(shape)
-            return [replace(first.scaled(math.sqrt(after / max(before, 1))), draws=draws)]
+            grown = first.scaled(math.sqrt(after / max(before, 1)))
+            return [replace(grown, draws=draws, in_rows=False)]
         if name == "reduce_sum" and isinstance(first, Sums):
-            before = np.prod(aval(equation.invars[0]).shape)
-            return [replace(first.scaled(math.sqrt(before / max(np.prod(shape), 1))), draws=draws)]
+            before, axes = aval(equation.invars[0]).shape, equation.params["axes"]
+            terms = math.prod(before[axis] for axis in axes if axis or not first.in_rows)
+            in_rows = first.in_rows and 0 not in axes
+            return [replace(first.scaled(math.sqrt(terms)), draws=draws, in_rows=in_rows)]
         sums_of = [value for value in inputs if isinstance(value, Sums)]
         if name in ("concatenate", "stack") and not any(value.carried for value in sums_of):
             blocks = tuple(block for value in sums_of for block in value.blocks)
@@ -985,30 +1078,28 @@ class _Analysis:
             return self.sum_of(value, where, array)
         return Sums(({},)) if isinstance(value, Public) else None
 
-    def sum_of(self, value: Records, where: str, array: Any) -> Sums:
+    def sum_of(self, value: Records, where: str, array: Any, *, in_rows: bool = False) -> Sums:
         """The sum over the records of a per-record array, of the shape and dtype of ``array``."""
         facts, number = value.facts, next(self.numbers)
-        size = math.prod(array.shape)
+        size = math.prod(array.shape[1:] if in_rows else array.shape)
         if jnp.issubdtype(array.dtype, jnp.integer):
             most = self.length * facts.magnitude
             if not most <= float(jnp.iinfo(array.dtype).max):  # the sum may wrap around
                 facts = Facts()
-        choices: list[tuple[Group, int, float]] = [
-            (group, one, factor) for group, (one, factor) in facts.clipped.items()
+        bounds = [
+            Bound(group, one, factor)
+            for (one, group), factor in facts.clipped.items()
+            if one <= group
         ]
-        choices.sort(key=lambda choice: (-len(choice[0]), choice[2]))
-        own = facts.magnitude * math.sqrt(size)
+        bounds.sort(key=lambda bound: (bound.factor, -len(bound.group)))
+        own = min(facts.magnitude * math.sqrt(size), facts.within.get(UNIT, math.inf))
         if batch_of(value) is not None:  # padding repeats records
-            choices, own = [], math.inf
-        if choices and not (own < choices[0][2] and len(choices[0][0]) == 1):
-            group, one, factor = choices[0]
-            is_attained = True
-        else:
-            # Entries within bounds need not all attain them.
-            group, one, factor = frozenset([number]), number, own
-            is_attained = size == 1
-        part = Part(number, group, one, factor, is_attained, value.each_once, where)
-        return Sums(({part: 1.0},), draws=value.draws)
+            bounds, own = [], math.inf
+        is_attained = bool(bounds) or size == 1  # not all entries need attain their bounds at once
+        if not bounds or own < math.inf:
+            bounds.append(Bound(named(number), named(number), own))
+        part = Part(number, tuple(bounds), is_attained, value.each_once, where)
+        return Sums(({part: 1.0},), draws=value.draws, in_rows=in_rows)
 
     # --- Per-record values ---------------------------------------------------------------------
 
@@ -1034,7 +1125,7 @@ class _Analysis:
             single = all(value.axes == () for value in arrays)
             result = Axes(()) if single else axes_after(equation, inputs)
         except Mixing:
-            return [mixing for _ in equation.outvars]
+            return [self.scattered(equation, inputs, where) or mixing for _ in equation.outvars]
         if result is None or (bodies_of(equation) and not name.startswith("scatter")):
             return [undecided for _ in equation.outvars]
 
@@ -1050,13 +1141,15 @@ class _Analysis:
                 for size, fact in zip(sizes, facts, strict=True)
             ]
             if name == "select_n" and aval(equation.invars[0]).shape == ():
-                facts[0] = replace(facts[0], uniform=True)
+                facts[0] = replace(facts[0], uniform=())
         outputs: list[Value] = []
         for number, var in enumerate(equation.outvars):
             axes = result.axes
             found = elementwise_facts(name, equation, facts)
             if found is None:
                 found = structural_facts(equation, facts, inputs, number)
+            if name == "eq":
+                found = one_hot(found, inputs, axes, aval(var).shape)
             dtype = aval(var).dtype
             limited = within_limits(found.interval, dtype_facts(dtype).interval)
             if limited != found.interval:  # numbers may have wrapped around
@@ -1069,14 +1162,11 @@ class _Analysis:
             # A sum over all records, or another per-record array.
             if result.is_sum:
                 value = Records(arrays[0].axes, found, order, draws, each_once)
-                outputs.append(self.sum_of(value, where, aval(var)))
+                outputs.append(self.sum_of(value, where, aval(var), in_rows=axes != ()))
                 continue
             per_row = math.prod(n for axis, n in enumerate(aval(var).shape) if axis not in axes)
             per_row *= result.block
-            if per_row == 1:
-                square = {**found.square, **found.total}
-                total = {**found.total, **found.square}
-                found = replace(found, square=square, total=total, uniform=True)
+            found = self.of_size(found, per_row)
             new_order = order if result.order is None else (result.order, order)
             outputs.append(
                 self.records(
@@ -1090,24 +1180,87 @@ class _Analysis:
             )
         return outputs
 
+    def scattered(self, equation: JaxprEqn, inputs: Sequence[Value], where: str) -> Sums | None:
+        """The sum of rows of the records at public or per-record positions, and an array."""
+        operand, *rows = inputs
+        records = [value for value in rows if isinstance(value, Records)]
+        if equation.primitive.name not in SCATTER_ADD or not isinstance(operand, Public | Sums):
+            return None
+        if any(isinstance(value, Sums | Mixed) for value in rows):
+            return None
+        if isinstance(operand, Public) and operand.normal is not None:
+            return None
+        is_float = jnp.issubdtype(aval(equation.outvars[0]).dtype, jnp.floating)
+        if isinstance(operand, Public) and not is_zero(operand) and not is_float:
+            return None
+        if len({(value.order, value.each_once) for value in records}) != 1:
+            return None
+        if any(value.block > 1 for value in records) or not places_scattered(equation, inputs):
+            return None
+        facts = scattered_facts(equation, [facts_of(value) for value in inputs], inputs)
+        draws = frozenset().union(*(value.draws for value in rows))
+        self.samples |= draws
+        value = replace(records[0], axes=(), facts=facts, draws=draws)
+        sums = self.sum_of(value, where, aval(equation.outvars[0]))
+        if isinstance(operand, Sums):
+            return operand.plus(sums)
+        return replace(sums, draws=draws | operand.draws)
+
+    def of_size(self, facts: Facts, size: int) -> Facts:
+        """Facts of an array with so many entries for each record."""
+        if math.isfinite(facts.magnitude):
+            bound = facts.magnitude * math.sqrt(size)
+            bound = min(bound, facts.within.get(UNIT, math.inf))
+            facts = replace(facts, within={**facts.within, UNIT: bound})
+        facts = replace(facts, repeats=float(size))
+        if size != 1:
+            return facts
+
+        # Of one number, the norm is the magnitude.
+        name = facts.name if facts.name is not None and len(facts.name) == 1 else None
+        name = named(next(self.numbers)) if name is None else name
+        (uniform,) = name
+        least = {**facts.least, **facts.norm}
+        least.setdefault(name, 1.0)
+        inverse = {(UNIT, group): k for group, k in facts.inverse.items()}
+        return replace(
+            facts,
+            name=name,
+            uniform=uniform,
+            least=least,
+            clipped={**facts.clipped, **inverse},
+            norm=least if facts.interval[0] >= 0 else {},
+            square={**facts.square, **facts.total},
+            total={**facts.total, **facts.square},
+        )
+
     def row_of(self, equation: JaxprEqn, inputs: Sequence[Value]) -> Records | None:
-        """The record at the position that a loop counts, if the slice is that."""
+        """The records at positions that a loop counts, in every iteration others."""
         array, out = inputs[0], aval(equation.outvars[0]).shape
-        if not isinstance(array, Records) or len(array.axes) != 1 or array.block != 1:
+        before = aval(equation.invars[0]).shape
+        if not isinstance(array, Records) or not array.axes or array.block != 1:
             return None
-        (axis,) = array.axes
-        index, others = inputs[1 + axis], [*inputs[1 : 1 + axis], *inputs[2 + axis :]]
-        if not isinstance(index, Public) or index.loop is None or out[axis] != 1:
+        axis, *others = array.axes
+        index, rest = inputs[1 + axis], [*inputs[1 : 1 + axis], *inputs[2 + axis :]]
+        if not isinstance(index, Public) or index.loop is None:
             return None
-        size = aval(equation.invars[0]).shape[axis]
-        if not is_inside(index, size) or not all(is_zero(other) for other in others):
+        if any(out[other] != before[other] for other in others) or not all(map(is_zero, rest)):
             return None
-        uid, counter, shift = index.loop
-        once = array.each_once | {uid}
+        uid, counter, shift, factor = index.loop
+        rows, limit = out[axis], before[axis] - out[axis]
+        if rows > abs(factor) or not is_inside(index, limit + 1):
+            return None
+        axes = tuple(others) if rows == 1 else array.axes
         order = array.order
-        if (counter, shift) != ("iteration", 0.0):  # not that of the arrays scanned by the loop
-            order = ("row", counter, shift), order
-        return self.records((), array.facts, order=order, draws=array.draws, each_once=once)
+        if (counter, shift, factor, rows) != ("iteration", 0.0, 1.0, 1):
+            # Not as a scan has them.
+            counted = counter if counter == "iteration" else (uid, counter)
+            order = ("row", counted, shift, factor, rows), order
+        once = array.each_once | {uid}
+        facts = array.facts
+        if math.prod(out) // rows != math.prod(before) // before[axis]:  # some entries only
+            facts = Facts(facts.interval)
+        return self.records(axes, facts, order=order, draws=array.draws, each_once=once)
 
     # --- Loops and branches --------------------------------------------------------------------
 
@@ -1135,7 +1288,7 @@ class _Analysis:
                     facts = value.facts
                 else:
                     axes, once = tuple(axis - 1 for axis in value.axes), value.each_once
-                    facts = replace(value.facts, norm_of=None, clipped={}, within={}, total={})
+                    facts = Facts(value.facts.interval)
                 rows.append(
                     self.records(axes, facts, order=value.order, draws=value.draws, each_once=once)
                 )
@@ -1147,9 +1300,9 @@ class _Analysis:
                 if value.known is not None and rows_differ(value.known):
                     counted = np.arange(scan.length) + value.known.flat[0]
                     if np.array_equal(value.known, counted) and not scan.reverse:
-                        loop = uid, "iteration", float(value.known.flat[0])
+                        loop = uid, "iteration", float(value.known.flat[0]), 1.0
                     else:
-                        loop = uid, next(self.numbers), 0.0
+                        loop = uid, next(self.numbers), 0.0, 1.0
                 rows.append(Public(value.facts, None, value.draws, None, key, loop=loop))
             else:
                 return [undecided for _ in equation.outvars]
@@ -1161,19 +1314,25 @@ class _Analysis:
             body.jaxpr.outvars[position] is body.jaxpr.invars[scan.num_consts + position]
             for position in range(scan.num_carry)
         ]
-        kinds = ["sum" if isinstance(value, Sums) else "public" for value in carried]
-        for value in carried:
-            if isinstance(value, Records):
-                return [undecided for _ in equation.outvars]
+        # Or per-record arrays, of the same records in every iteration.
+        kinds: list[Any] = [
+            "sum" if isinstance(value, Sums) else value if isinstance(value, Records) else "public"
+            for value in carried
+        ]
+        if any(isinstance(kind, Records) and kind.block > 1 for kind in kinds):
+            return [undecided for _ in equation.outvars]
         for _ in range(scan.num_carry + 1):
             saved = self._lengths()
             inside: list[Value] = []
             marks = []
             for position, (kind, value) in enumerate(zip(kinds, carried, strict=True)):
-                if kind == "public" and unchanged[position]:
+                if kind != "sum" and unchanged[position]:
                     inside.append(value)
                 elif kind == "sum":
                     inside.append(Sums(({},), {(uid, position): 1.0}))
+                elif isinstance(kind, Records):
+                    facts = dtype_facts(aval(equation.outvars[position]).dtype)
+                    inside.append(replace(kind, facts=self.records((), facts).facts))
                 else:
                     assert isinstance(value, Public)
                     key = carried_key(value.key, ("carried", uid, position))
@@ -1182,9 +1341,9 @@ class _Analysis:
                         steps = (0.0, counters[position] * (scan.length - 1))
                         last = (min(steps), max(steps))
                         facts = Facts(_values.plus(value.facts.interval, last))
-                        loop = uid, ("counter", position), 0.0
+                        loop = uid, ("counter", position), 0.0, 1.0
                         if counters[position] == 1 and value.known is not None and not scan.reverse:
-                            loop = uid, "iteration", float(value.known)
+                            loop = uid, "iteration", float(value.known), 1.0
                     # What it depends on after an iteration is one more draw.
                     draws_inside = value.draws
                     if position not in counters:
@@ -1196,7 +1355,8 @@ class _Analysis:
             changed = [
                 position
                 for position, (kind, value) in enumerate(zip(kinds, after, strict=True))
-                if kind == "public" and not isinstance(value, Public)
+                if (kind == "public" and not isinstance(value, Public))
+                or (isinstance(kind, Records) and not is_of_records(value, kind))
             ]
             if not changed:
                 break
@@ -1204,7 +1364,11 @@ class _Analysis:
             if failed:
                 return [failed[0] for _ in equation.outvars]
             for position in changed:
-                kinds[position] = "sum"
+                value = after[position]
+                if isinstance(kinds[position], Records):
+                    return [undecided for _ in equation.outvars]
+                is_array = isinstance(value, Records) and uid not in value.each_once
+                kinds[position] = value if is_array else "sum"
             self._undo(saved)
 
         # Draws of one iteration that choose records in the next.
@@ -1243,6 +1407,12 @@ class _Analysis:
         # Sums after all iterations.
         results: list[Value] = []
         for position, (kind, before, value) in enumerate(zip(kinds, carried, after, strict=True)):
+            if isinstance(kind, Records):
+                facts = dtype_facts(aval(equation.outvars[position]).dtype)
+                facts, array_draws = self.records((), facts).facts, before.draws | value.draws
+                array_after = replace(kind, facts=facts, draws=array_draws)
+                results.append(before if unchanged[position] else array_after)
+                continue
             if kind == "public":
                 if unchanged[position]:
                     results.append(before)
@@ -1297,6 +1467,10 @@ class _Analysis:
             return Public(value.facts, None, self.draws_of(value, self.line))
         if isinstance(value, Mixed):
             return value
+        if isinstance(value, Sums) and not value.carried:
+            parts = [part for block in value.blocks for part in block]
+            in_rows = all(uid in part.once for part in parts)
+            return replace(value.scaled(1 if in_rows else math.sqrt(length)), in_rows=in_rows)
         if isinstance(value, Records) and uid in value.each_once:
             axes = (0, *(axis + 1 for axis in value.axes))
             if axes == tuple(range(len(axes))):
@@ -1348,7 +1522,7 @@ class _Analysis:
         for position, value in enumerate(inputs[num_consts:]):
             assert isinstance(value, Public)
             key = carried_key(value.key, ("carried", uid, position))
-            loop = (uid, ("counter", position), 0.0) if position in counters else None
+            loop = (uid, ("counter", position), 0.0, 1.0) if position in counters else None
             inside.append(Public(draws=value.draws, key=key, loop=loop))
         consts = inputs[equation.params["cond_nconsts"] : num_consts]
         outputs = self.inline(body, [*consts, *inside])

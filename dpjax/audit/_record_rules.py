@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import JaxprEqn
 
 from dpjax._jaxprs import aval
 from dpjax.audit import _values
-from dpjax.audit._values import Facts, Group, Public, Records, Value, as_hashable
+from dpjax.audit._values import Facts, Public, Records, Value, as_hashable, is_zero
 
 # Primitives of one operand whose output is that operand.
 IDENTITIES = {
@@ -59,6 +60,7 @@ _REDUCTIONS = {
 }  # fmt: skip
 _CUMULATIVE = {"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"}
 _MATRICES = {"cholesky", "triangular_solve", "lu", "qr", "eigh", "svd", "householder_product"}
+SCATTER_ADD = {"scatter-add", "scatter_add"}
 _COMPARISONS = {"gt": "gt", "ge": "gt", "lt": "lt", "le": "lt", "gt_to": "gt", "lt_to": "lt"}
 
 
@@ -71,7 +73,7 @@ class Axes(NamedTuple):
 
     Attributes:
       axes: that index the records, of each output alike.
-      is_sum: whether the outputs are sums over all records.
+      is_sum: whether the outputs are sums over all records, or over those of each row.
       order: the new order of the records, if it changes.
       block: how many entries of the axis in a row are of one record.
     """
@@ -179,36 +181,41 @@ def structural_facts(
     first, before = facts[0], aval(equation.invars[0]).shape
     if name in _MOVES and isinstance(inputs[0], Records):
         repeats = max(1.0, math.prod(out) / max(math.prod(before), 1))
-        kept = math.prod(out) == math.prod(before)
-        moved = replace(first, total=first.total if kept or repeats > 1 else {})
-        if name in ("slice", "dynamic_slice", "split", "unstack", "rev"):
-            moved = replace(moved, norm_of=None)
+        if math.prod(out) < math.prod(before) or name in ("slice", "dynamic_slice", "split", "rev"):
+            moved = replace(first, name=None, least={}, total={})
+        else:
+            moved = first
         return moved.repeated(repeats) if repeats > 1 else moved
     if name == "reduce_sum":
         terms = math.prod(before[axis] for axis in equation.params["axes"])
         records = inputs[0].axes if isinstance(inputs[0], Records) else ()
-        if set(records) <= set(equation.params["axes"]):
-            terms //= math.prod(before[axis] for axis in records)
+        terms //= math.prod(before[axis] for axis in records if axis in equation.params["axes"])
         low, high = first.interval
         grown = first.scaled(1.0, math.sqrt(terms))
         return Facts(
             _values.times((low, high), (float(terms), float(terms))),
-            grown.within,
-            first.norm_of if terms == 1 else None,
-            grown.clipped,
-            first.total if low >= 0 else {},
-            first.square if low >= 0 else {},
-            first.norm if low >= 0 else {},
-            {group: k * terms for group, k in first.inverse.items()},
+            first.name if terms == 1 else None,
+            within=grown.within,
+            clipped=grown.clipped,
+            least=first.least if low >= 0 or terms == 1 else {},
+            total=first.total if low >= 0 else {},
+            square=first.square if low >= 0 else {},
+            norm=first.norm if low >= 0 else {},
+            inverse={group: k * terms for group, k in first.inverse.items()},
         )
+    if name == "reduce_max" and first.interval[0] >= 0:
+        # The largest of d entries is at least the norm over sqrt(d).
+        terms = math.prod(before[axis] for axis in equation.params["axes"])
+        shrunk = first.scaled(terms**-0.5, 1.0)
+        return replace(first, name=None, within={}, clipped={}, total={}, least=shrunk.least)
     if name == "dot_general":
         return _product_facts(equation, facts, inputs)
-    if name in ("concatenate", "stack", "pad", "dynamic_update_slice"):
-        ends = [fact.interval for fact in facts[: 1 if name == "pad" else None]]
-        if name == "dynamic_update_slice":
-            ends = ends[:2]
-        if name == "pad":
-            ends.append(facts[1].interval)
+    if name in ("concatenate", "stack"):
+        return _values.concatenated(facts)
+    if name in SCATTER_ADD and isinstance(inputs[0], Public) and is_zero(inputs[0]):
+        return scattered_facts(equation, facts, inputs)
+    if name in ("pad", "dynamic_update_slice"):
+        ends = [fact.interval for fact in facts[:2]]
         return Facts((min(low for low, _ in ends), max(high for _, high in ends)))
     if name in ENTRIES_KEPT and name != "gather":
         return Facts(facts[number if name == "sort" else 0].interval)
@@ -225,34 +232,93 @@ def _product_facts(equation: JaxprEqn, facts: Sequence[Facts], inputs: Sequence[
         for axis, other in zip(*contracted, strict=True)
         if axis not in records[0] and other not in records[1]
     )
-    size = float(terms)
-    if equation.invars[0] is equation.invars[1] and isinstance(inputs[0], Records):
+    if inputs[0] is inputs[1] and isinstance(inputs[0], Records):
         same = tuple(contracted[0]) == tuple(contracted[1]) and set(batch[0]) == set(records[0])
-        if same and len(shapes[0]) == len(contracted[0]) + len(batch[0]) and facts[0].norm_of:
-            array, factor = facts[0].norm_of
-            return Facts((0.0, math.inf), total={frozenset([array]): factor**2})
+        if same and len(shapes[0]) == len(contracted[0]) + len(batch[0]):
+            return replace(_values.squared(facts[0]), interval=(0.0, math.inf), square={})
+    size = float(terms)
     interval = _values.times(_values.times(facts[0].interval, facts[1].interval), (size, size))
 
-    # A factor for each record, times its array.
-    dims = [len(shape) for shape in shapes]
-    if set(records[0]) <= set(contracted[0]) or set(records[1]) <= set(contracted[1]):
-        if any(dims[i] == len(contracted[i]) and terms == 1 for i in (0, 1)):
-            # The one number is a factor of all entries of the other array.
-            entries = math.prod(aval(equation.outvars[0]).shape)
-            given = [
-                fact.repeated(entries) if dims[i] == len(contracted[i]) else fact
-                for i, fact in enumerate(facts)
-            ]
-            return _values.multiplied(*given)
+    # The norm is at most the product of the norms, and is that of an outer product.
+    result = _values.upper_product(*facts)
+    if terms == 1:
+        result = replace(result, name=_values.group_product(facts[0].name, facts[1].name))
+    return replace(result, interval=interval)
 
-        # Outer products of clipped arrays.
-        clipped: dict[Group, tuple[int, float]] = {}
-        for one, (array, k) in facts[0].clipped.items():
-            for other, (_, m) in facts[1].clipped.items():
-                if len(one) == len(other) == 1:
-                    clipped[one] = array, k * m
-        return Facts(interval, clipped=clipped)
-    return Facts(interval)
+
+def scattered_facts(equation: JaxprEqn, facts: Sequence[Facts], inputs: Sequence[Value]) -> Facts:
+    """Facts of what the rows of one record add to an array, at positions that may be the same."""
+    numbers, (_, indices, updates) = equation.params["dimension_numbers"], inputs
+    shapes = [aval(atom).shape for atom in equation.invars]
+    scattered = [a for a in range(len(shapes[2])) if a not in numbers.update_window_dims]
+    places = set(indices.axes) if isinstance(indices, Records) else set()
+    if isinstance(updates, Records):
+        places |= {scattered.index(axis) for axis in updates.axes if axis in scattered}
+    rows = math.prod(n for axis, n in enumerate(shapes[1][:-1]) if axis not in places)
+    low, high = facts[2].interval
+    bounds = facts[2].scaled(0.0, math.sqrt(rows))
+    within = dict(bounds.within)
+    if isinstance(updates, Public) and math.isfinite(facts[2].magnitude):
+        window = math.prod(shapes[2][axis] for axis in numbers.update_window_dims)
+        within[_values.UNIT] = facts[2].magnitude * rows * math.sqrt(window)
+    interval = rows * min(low, 0.0) if low else 0.0, rows * max(high, 0.0) if high else 0.0
+    return Facts(interval, within=within, clipped=bounds.clipped)
+
+
+def places_scattered(equation: JaxprEqn, inputs: Sequence[Value]) -> bool:
+    """Whether rows of records are added to a sum: at their axes, each position has one record."""
+    numbers, (_, indices, updates) = equation.params["dimension_numbers"], inputs
+    if numbers.operand_batching_dims or equation.params["unique_indices"]:
+        return False
+    rank = aval(equation.invars[2]).ndim
+    scattered = [axis for axis in range(rank) if axis not in numbers.update_window_dims]
+    found = set()
+    if isinstance(indices, Records):
+        if aval(equation.invars[1]).ndim - 1 in indices.axes:
+            return False
+        found.add(indices.axes)
+    if isinstance(updates, Records):
+        if not set(updates.axes) <= set(scattered):
+            return False
+        found.add(tuple(scattered.index(axis) for axis in updates.axes))
+    return len(found) == 1
+
+
+def most_gathered(equation: JaxprEqn, indices: Public) -> int | None:
+    """How often an entry is gathered at most; `None` if it is not known."""
+    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
+    shape, known = aval(equation.invars[0]).shape, indices.known
+    indexed = numbers.start_index_map
+    if known is None or not known.size or numbers.operand_batching_dims:
+        return None
+    places = known.reshape(-1, known.shape[-1])
+    limits = np.array([shape[axis] for axis in indexed])
+    if any(sizes[axis] != 1 for axis in indexed) or (places < 0).any() or (places >= limits).any():
+        return None
+    return int(np.unique(places, axis=0, return_counts=True)[1].max())
+
+
+def most_equal(known: np.ndarray, axes: Sequence[int]) -> int:
+    """How many entries of a row are equal at most, if some axes index the rows."""
+    rows = np.moveaxis(known, axes, range(len(axes)))
+    for axis in range(len(axes)):
+        if rows.strides[axis] == 0:
+            rows = rows[(slice(None),) * axis + (slice(1),)]
+    rows = rows.reshape(math.prod(rows.shape[: len(axes)]), -1)
+    return max((int(np.unique(row, return_counts=True)[1].max()) for row in rows), default=0)
+
+
+def one_hot(
+    facts: Facts, inputs: Sequence[Value], axes: tuple[int, ...], shape: tuple[int, ...]
+) -> Facts:
+    """Facts of where one number of each record equals public numbers."""
+    for one, other in (inputs, inputs[::-1]):
+        if not isinstance(one, Records) or not isinstance(other, Public) or other.known is None:
+            continue
+        if one.facts.uniform is not None and other.known.ndim == len(shape):
+            most = most_equal(np.broadcast_to(other.known, shape), axes)
+            return replace(facts, within={_values.UNIT: math.sqrt(most)})
+    return facts
 
 
 def repeats_of(atom: Any, shape: tuple[int, ...]) -> float:
@@ -290,9 +356,10 @@ def axes_after(equation: JaxprEqn, inputs: Sequence[Value]) -> Axes | None:
     if name in _REDUCTIONS and first is not None:
         reduced = set(params["axes"])
         if reduced & set(first):
-            if name != "reduce_sum" or not set(first) <= reduced:
+            rows = set(first) - reduced
+            if name != "reduce_sum" or rows not in (set(), {0}):
                 raise Mixing
-            return Axes((), is_sum=True)
+            return Axes(tuple(rows), is_sum=True)
         return Axes(tuple(axis - sum(r < axis for r in reduced) for axis in first))
     if name in _CUMULATIVE and first is not None:
         if params["axis"] in first:

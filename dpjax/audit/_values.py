@@ -5,17 +5,22 @@ every data set: an interval, the records that an entry depends on, or how far on
 sum. Numbers are exact reals here; rounding is left to the tests of sensitivity.
 """
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Ids of per-record arrays whose squared norms are added up before the records are clipped.
-Group: TypeAlias = frozenset[int]
+# A product of powers of arrays, by their numbers: its norm N is, for each record, that of theirs.
+Product: TypeAlias = tuple[tuple[int, int], ...]
+# Products whose squared norms are added up: N(G)^2 is the sum of N(g)^2 over g in G.
+Group: TypeAlias = frozenset[Product]
+# The empty product, of norm one.
+UNIT: Group = frozenset([()])
 Interval: TypeAlias = tuple[float, float]
 REALS: Interval = (-math.inf, math.inf)
 
@@ -26,28 +31,33 @@ class Facts:
 
     Attributes:
       interval: bounds on every entry.
-      within: arrays whose norm, times the number, bounds that of this one, for every record.
-      norm_of: the array, and the factor, whose norm this one has exactly.
-      clipped: for G the array of G and the factor k with norm at most k N(array) / N(G).
+      name: G with N(G) the norm of the array.
+      uniform: of an array whose entries are equal for a record, the product whose norm is their
+        magnitude.
+      repeats: the number of these entries.
+      within: for G the factor k: the norm of the array is at most k N(G).
+      least: for G the factor k: the norm of the array is at least k N(G).
+      clipped: for A and G the factor k: the norm is at most k N(A) / N(G).
       total: for G the factor k: the entries are not negative and add up to at least k N(G)^2.
       square: every entry is at least k N(G)^2.
       norm: every entry is at least k N(G).
       inverse: the magnitude of every entry is at most k / N(G).
       smaller: of a Boolean array: for each answer, pairs of facts of which the first is then at
         most the second.
-      uniform: whether all entries of a record are equal.
     """
 
     interval: Interval = REALS
-    within: Mapping[int, float] = field(default_factory=dict)
-    norm_of: tuple[int, float] | None = None
-    clipped: Mapping[Group, tuple[int, float]] = field(default_factory=dict)
+    name: Group | None = None
+    uniform: Product | None = None
+    repeats: float = 1.0
+    within: Mapping[Group, float] = field(default_factory=dict)
+    least: Mapping[Group, float] = field(default_factory=dict)
+    clipped: Mapping[tuple[Group, Group], float] = field(default_factory=dict)
     total: Mapping[Group, float] = field(default_factory=dict)
     square: Mapping[Group, float] = field(default_factory=dict)
     norm: Mapping[Group, float] = field(default_factory=dict)
     inverse: Mapping[Group, float] = field(default_factory=dict)
     smaller: Mapping[bool, tuple[tuple["Facts", "Facts"], ...]] = field(default_factory=dict)
-    uniform: bool = False
 
     @property
     def magnitude(self) -> float:
@@ -56,25 +66,23 @@ class Facts:
 
     def scaled(self, low: float, high: float) -> "Facts":
         """Facts of the product with a factor whose magnitude is between two numbers."""
-        clipped = {group: (one, k * high) for group, (one, k) in self.clipped.items()}
-        norm_of = None
-        if self.norm_of is not None and low == high > 0:
-            norm_of = self.norm_of[0], self.norm_of[1] * low
         return Facts(
             times(self.interval, (-high, high)),
-            _multiplied(self.within, high),
-            norm_of,
-            clipped if math.isfinite(high) else {},
-            _multiplied(self.total, low),
-            _multiplied(self.square, low),
-            _multiplied(self.norm, low),
-            _multiplied(self.inverse, high),
+            self.name if low == high == 1 else None,
+            within=_multiplied(self.within, high),
+            least=_multiplied(self.least, low),
+            clipped=_multiplied(self.clipped, high),
+            total=_multiplied(self.total, low),
+            square=_multiplied(self.square, low),
+            norm=_multiplied(self.norm, low),
+            inverse=_multiplied(self.inverse, high),
         )
 
     def repeated(self, number: float) -> "Facts":
         """Facts of an array in which every entry is repeated so many times."""
         grown = self.scaled(1.0, math.sqrt(number))
-        return replace(self, norm_of=None, within=grown.within, clipped=grown.clipped)
+        repeats = self.repeats * number
+        return replace(self, name=None, repeats=repeats, within=grown.within, clipped=grown.clipped)
 
 
 @dataclass(frozen=True)
@@ -117,7 +125,8 @@ class Public:
       constant: whether it is the same in every call.
       distinct: of an array of different entries, a name of their sequence.
       mask_of: of a mask, the name of the entries that it marks as no padding.
-      loop: the loop in whose iterations it has different values, and which.
+      loop: the loop in whose iterations it has different values, and which: the loop's counter, and
+        the shift and factor of its multiple.
     """
 
     facts: Facts = Facts()
@@ -128,7 +137,7 @@ class Public:
     constant: bool = False
     distinct: Any = None
     mask_of: Any = None
-    loop: tuple[int, Any, float] | None = None
+    loop: tuple[int, Any, float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -152,27 +161,42 @@ class Records:
     block: int = 1
 
 
+class Bound(NamedTuple):
+    """That each record contributes an array of norm at most ``factor N(one) / N(group)``.
+
+    Attributes:
+      group: arrays that are clipped together.
+      one: those of the group that the sum is of.
+      factor: infinite if no bound is known.
+    """
+
+    group: Group
+    one: Group
+    factor: float
+
+
 @dataclass(frozen=True)
 class Part:
-    """A sum over records: each contributes an array of norm at most ``factor N(one) / N(group)``.
+    """A sum over records.
 
     Attributes:
       number: of the sum.
-      group: arrays that are clipped together.
-      one: the array of the group.
-      factor: infinite if no bound is known.
+      bounds: on what a record contributes; each holds.
       is_attained: whether some record contributes as much, as far as is known.
       once: loops in which a record is added in one iteration only.
       where: the line at which the records are added up.
     """
 
     number: int
-    group: Group
-    one: int
-    factor: float
+    bounds: tuple[Bound, ...]
     is_attained: bool
     once: frozenset[int]
     where: str
+
+    @property
+    def is_clipped(self) -> bool:
+        """Whether norms bound it, not entries."""
+        return self.bounds[0].group != named(self.number)
 
 
 @dataclass(frozen=True)
@@ -184,11 +208,13 @@ class Sums:
         in it: terms of opposite signs do not cancel, as their entries may have been moved.
       carried: the same of the values that a loop carries, by their positions.
       draws: the random draws that it depends on.
+      in_rows: whether one record moves one row only, of each sum.
     """
 
     blocks: tuple[Mapping[Part, float], ...]
     carried: Mapping[tuple[int, int], float] = field(default_factory=dict)
     draws: frozenset[int] = frozenset()
+    in_rows: bool = False
 
     def scaled(self, factor: float) -> "Sums":
         """Returns the sums times the magnitude of a number."""
@@ -204,7 +230,7 @@ class Sums:
             one, two = ((_joined(blocks),) for blocks in (one, two))
         blocks = tuple(_added(a, b) for a, b in zip(one, two, strict=True))
         carried = _added(self.carried, other.carried)
-        return Sums(blocks, carried, self.draws | other.draws)
+        return Sums(blocks, carried, self.draws | other.draws, self.in_rows and other.in_rows)
 
 
 @dataclass(frozen=True)
@@ -238,45 +264,154 @@ def plus(one: Interval, other: Interval) -> Interval:
     return one[0] + other[0], one[1] + other[1]
 
 
+def named(number: int) -> Group:
+    """The group of one array."""
+    return frozenset([((number, 1),)])
+
+
+# Products of more arrays, and sums of more, are not followed.
+_MOST_FACTORS = 4
+_MOST_TERMS = 256
+_MOST_NAMES = 32
+
+
+def product_of(one: Product, other: Product, power: int = 1) -> Product | None:
+    """The product of one with a power of the other; `None` if it has many factors."""
+    powers = dict(one)
+    for number, exponent in other:
+        powers[number] = powers.get(number, 0) + power * exponent
+    product = tuple(sorted((number, e) for number, e in powers.items() if e))
+    return product if sum(abs(e) for _, e in product) <= _MOST_FACTORS else None
+
+
+def group_product(one: Group | None, other: Group | None) -> Group | None:
+    """G with N(G) = N(one) N(other), or less; `None` if it is not followed."""
+    if one is None or other is None or len(one) * len(other) > _MOST_TERMS:
+        return None
+    products = [product_of(a, b) for a in one for b in other]
+    return None if None in products else frozenset(one for one in products if one is not None)
+
+
+def are_related(one: Group, group: Group) -> bool:
+    """Whether products of both contain the same array, or the first is the number one."""
+    numbers = {number for product in one for number, _ in product}
+    return one == UNIT or any(number in numbers for product in group for number, _ in product)
+
+
 def added(a: Facts, b: Facts) -> Facts:
     """Facts of a sum."""
     interval = plus(a.interval, b.interval)
     if min(a.interval[0], b.interval[0]) < 0:
         return Facts(interval)
-    # Neither is negative: the sum is at least each; squared norms of different arrays add up.
-    norm = {**a.norm, **{group: max(k, a.norm.get(group, 0)) for group, k in b.norm.items()}}
+    # Neither is negative: squares of different arrays add up, and norms (triangle inequality).
+    square, norm = (
+        _united(one, other) if one and other else _with_one({**one, **other}, number)
+        for one, other, number in (
+            (a.square, b.square, (a if b.square else b).interval[0]),
+            (a.norm, b.norm, (a if b.norm else b).interval[0]),
+        )
+    )
     return Facts(
-        interval, total=_united(a.total, b.total), square=_united(a.square, b.square), norm=norm
+        interval,
+        least=_united(a.least, b.least),
+        total=_united(a.total, b.total),
+        square=square,
+        norm=norm,
     )
 
 
 def multiplied(a: Facts, b: Facts) -> Facts:
     """Facts of a product of per-record arrays, or of one and a public array."""
-    interval = times(a.interval, b.interval)
     results = []
+    name, uniform = None, None
     for one, other in ((a, b), (b, a)):
         low, high = other.interval
-        least = max(low, -high, 0.0)
-        result = one.scaled(least, other.magnitude)
+        result = one.scaled(max(low, -high, 0.0), other.magnitude)
         if low < 0:
             result = replace(result, total={}, square={}, norm={})
         clipped = dict(result.clipped)
         for group, k in other.inverse.items():
             for array, factor in one.within.items():
-                if array in group:
-                    clipped[group] = array, factor * k
+                if are_related(array, group):
+                    clipped[array, group] = factor * k
+
+        # A number times an array: the norm is the product of both.
+        if other.uniform is not None:
+            factor_name = frozenset([other.uniform])
+            name = group_product(factor_name, one.name)
+            if one.uniform is not None:
+                uniform = product_of(one.uniform, other.uniform)
+            shrunk = _multiplied(other.clipped, other.repeats**-0.5)
+            single = Facts(name=factor_name, within={factor_name: 1.0}, clipped=shrunk)
+            bounds = upper_product(one, single)
+            within = _merged(result.within, bounds.within, min)
+            result = replace(result, within=within)
+            clipped = _merged(clipped, bounds.clipped, min)
         results.append(replace(result, clipped=clipped))
+
+    # Lower bounds of both are bounds of the product.
     first, second = results
+    lower = [
+        _products(one, other) for one, other in ((a.square, b.square), (a.norm, b.norm))
+    ]  # of numbers that are not negative
     return Facts(
-        interval,
-        {**first.within, **second.within},
-        first.norm_of or second.norm_of,
-        {**first.clipped, **second.clipped},
-        {**first.total, **second.total},
-        {**first.square, **second.square},
-        {**first.norm, **second.norm},
-        {**first.inverse, **second.inverse},
+        times(a.interval, b.interval),
+        name,
+        uniform,
+        max(a.repeats, b.repeats),
+        within=_merged(first.within, second.within, min),
+        least=_merged(first.least, second.least, max),
+        clipped=_merged(first.clipped, second.clipped, min),
+        total=_merged(first.total, second.total, max),
+        square=_merged(lower[0], _merged(first.square, second.square, max), max),
+        norm=_merged(lower[1], _merged(first.norm, second.norm, max), max),
+        inverse=_merged(
+            _products(a.inverse, b.inverse), _merged(first.inverse, second.inverse, min), min
+        ),
     )
+
+
+def upper_product(a: Facts, b: Facts) -> Facts:
+    """Bounds on the norm of any product of two arrays, which is at most that of their norms."""
+    within: dict[Group, float] = {}
+    clipped: dict[tuple[Group, Group], float] = {}
+    for one, other in itertools.product((a.name, UNIT), (b.name, UNIT)):
+        product = group_product(one, other)
+        if product is not None:
+            bound = a.within.get(one or UNIT, math.inf) * b.within.get(other or UNIT, math.inf)
+            within.update({product: bound} if bound < math.inf else {})
+    for first, second in ((a, b), (b, a)):
+        for (array, group), k in first.clipped.items():
+            for factor, m in second.within.items():
+                product = group_product(array, factor)
+                if product is not None and are_related(product, group):
+                    clipped[product, group] = k * m
+            for (factor, other_group), m in second.clipped.items():
+                product, both = group_product(array, factor), group_product(group, other_group)
+                if product is not None and both is not None:
+                    clipped[product, both] = k * m
+    return Facts(within=within, clipped=clipped)
+
+
+def concatenated(parts: Sequence[Facts]) -> Facts:
+    """Facts of arrays beside each other: their squared norms add up."""
+    interval = (min(p.interval[0] for p in parts), max(p.interval[1] for p in parts))
+    parts = [part for part in parts if part.interval != (0.0, 0.0)] or parts[:1]
+    first, *rest = parts
+    name, clipped = first.name, dict(first.clipped)
+    for part in rest:
+        is_apart = name is not None and part.name is not None and not name & part.name
+        name = name | part.name if is_apart else None  # type: ignore[operator]
+        clipped = {
+            (one | other, group): max(k, m) if not one & other else math.hypot(k, m)
+            for (one, group), k in clipped.items()
+            for (other, other_group), m in part.clipped.items()
+            if group == other_group
+        }
+    least: Mapping[Group, float] = {}
+    for part in parts:
+        least = _united(least, part.least)
+    return Facts(interval, name, least=least, clipped=clipped)
 
 
 def squared(a: Facts) -> Facts:
@@ -284,40 +419,46 @@ def squared(a: Facts) -> Facts:
     low, high = a.interval
     one_sign = low > 0 or high < 0
     interval = min(low * low, high * high) if one_sign else 0.0, max(low * low, high * high)
-    total = {} if a.norm_of is None else {frozenset([a.norm_of[0]]): a.norm_of[1] ** 2}
+    total = {group: k**2 for group, k in a.least.items()}
     square = {group: k**2 for group, k in a.norm.items()} if low >= 0 else {}
     return Facts(interval, total=total, square=square)
 
 
 def inverted(a: Facts) -> Facts:
     """Facts of 1 / a."""
+    uniform = None if a.uniform is None else product_of((), a.uniform, -1)
     low, high = a.interval
     if low >= 0:
         interval = (1 / high if high > 0 else math.inf), (1 / low if low > 0 else math.inf)
     elif high < 0:
         interval = 1 / high, (1 / low if math.isfinite(low) else 0.0)
     else:
-        return Facts()
+        return Facts(uniform=uniform, repeats=a.repeats)
     inverse = {group: 1 / k for group, k in a.norm.items() if k > 0}
-    return Facts(interval, inverse=inverse if low >= 0 else {})
+    return Facts(interval, uniform=uniform, repeats=a.repeats, inverse=inverse if low >= 0 else {})
 
 
 def root(a: Facts) -> Facts:
     """Facts of the square root."""
     low, high = (math.sqrt(max(end, 0.0)) for end in a.interval)
-    return Facts((low, high), norm={group: math.sqrt(k) for group, k in a.square.items()})
+    least, norm = (
+        {group: math.sqrt(k) for group, k in bounds.items()} for bounds in (a.total, a.square)
+    )
+    return Facts((low, high), least=least, norm=norm)
 
 
 def larger(a: Facts, b: Facts) -> Facts:
     """Facts of the maximum."""
     low, high = (max(ends) for ends in zip(a.interval, b.interval, strict=True))
-    within = {}
+    within: Mapping[Group, float] = {}
     for one, other in ((a, b), (b, a)):
         if other.interval[1] <= 0:  # max(x, c) is no larger than x in magnitude, for c <= 0
-            within = dict(one.within)
+            within = one.within
+    one_least, other_least = (one.least if one.interval[0] >= 0 else {} for one in (a, b))
     return Facts(
         (low, high),
-        within,
+        within=within,
+        least=_merged(one_least, other_least, max),
         total=_merged(a.total, b.total, max),
         square=_merged(a.square, b.square, max),
         norm=_merged(a.norm, b.norm, max),
@@ -328,14 +469,14 @@ def larger(a: Facts, b: Facts) -> Facts:
 def lesser(a: Facts, b: Facts) -> Facts:
     """Facts of the minimum."""
     low, high = (min(ends) for ends in zip(a.interval, b.interval, strict=True))
-    within: Mapping[int, float] = {}
+    within: Mapping[Group, float] = {}
     for one, other in ((a, b), (b, a)):
         if other.interval[0] >= 0:
-            within = dict(one.within)
+            within = one.within
     inverse = _merged(a.inverse, b.inverse, min) if low >= 0 else {}
     return Facts(
         (low, high),
-        within,
+        within=within,
         square=_common(a.square, b.square, min),
         norm=_common(a.norm, b.norm, min),
         inverse=inverse,
@@ -344,10 +485,10 @@ def lesser(a: Facts, b: Facts) -> Facts:
 
 def chosen(condition: Facts, by_answer: Mapping[bool, Facts]) -> Facts:
     """Facts of ``where(condition, by_answer[True], by_answer[False])``."""
-    # What the answer says of norms: with N(G) <= t, a number u is at most u t / N(G).
+    # With N(G) <= t, a number u of [v, w] is at most w t / N(G), and at least v N(G) / t.
     sides = []
     for answer, facts in by_answer.items():
-        inverse, clipped = dict(facts.inverse), dict(facts.clipped)
+        inverse, clipped, norm = dict(facts.inverse), dict(facts.clipped), dict(facts.norm)
         for small, large in condition.smaller.get(answer, ()):
             limit = large.interval[1]
             if not math.isfinite(limit):
@@ -358,9 +499,12 @@ def chosen(condition: Facts, by_answer: Mapping[bool, Facts]) -> Facts:
                 if math.isfinite(facts.magnitude):
                     inverse[group] = facts.magnitude * limit / k
                 for array, factor in facts.within.items():
-                    if array in group:
-                        clipped[group] = array, factor * limit / k
-        sides.append(replace(facts, inverse=inverse, clipped=clipped))
+                    if are_related(array, group):
+                        clipped[array, group] = factor * limit / k
+                if facts.interval[0] > 0:
+                    ratio = k * facts.interval[0] / limit if limit > 0 else math.inf
+                    norm[group] = max(norm.get(group, 0.0), ratio)
+        sides.append(replace(facts, inverse=inverse, clipped=clipped, norm=norm))
 
     # What holds on both sides; zero fulfils every upper bound.
     a, b = sides
@@ -370,25 +514,20 @@ def chosen(condition: Facts, by_answer: Mapping[bool, Facts]) -> Facts:
     )
     for one, other in ((a, b), (b, a)):
         if one.interval == (0.0, 0.0):
-            kept = replace(other, norm_of=None, total={}, square={}, norm={}, smaller={})
-            return replace(kept, interval=interval, uniform=False)
-    join = (
-        max if condition.uniform else math.hypot
-    )  # some entries are of one side, some of the other
-    clipped = {
-        group: (a.clipped[group][0], join(a.clipped[group][1], b.clipped[group][1]))
-        for group in a.clipped.keys() & b.clipped.keys()
-        if a.clipped[group][0] == b.clipped[group][0]
-    }
+            kept = other.scaled(0.0, 1.0)
+            return replace(kept, interval=interval)
+    is_uniform = condition.uniform is not None
+    # Else some entries are of one side, some of the other.
+    join = max if is_uniform else math.hypot
     return Facts(
         interval,
-        _common(a.within, b.within, join),
-        None,
-        clipped,
-        _common(a.total, b.total, min) if condition.uniform else {},
-        _common(a.square, b.square, min),
-        _common(a.norm, b.norm, min),
-        _common(a.inverse, b.inverse, max),
+        within=_common(a.within, b.within, join),
+        least=_common(a.least, b.least, min) if is_uniform else {},
+        clipped=_common(a.clipped, b.clipped, join),
+        total=_common(a.total, b.total, min) if is_uniform else {},
+        square=_common(a.square, b.square, min),
+        norm=_common(a.norm, b.norm, min),
+        inverse=_common(a.inverse, b.inverse, max),
     )
 
 
@@ -410,10 +549,30 @@ def _joined(blocks: tuple[Mapping[Part, float], ...]) -> dict[Part, float]:
 
 
 def _united(one: Mapping[Group, float], other: Mapping[Group, float]) -> dict[Group, float]:
-    """Lower bounds k N(G)^2 of a sum from those of its two terms."""
+    """Lower bounds of a sum of two numbers that are not negative, from those of each."""
     if not one or not other:
         return {**one, **other}
-    return {a | b: min(k, m) for a, k in one.items() for b, m in other.items() if not a & b}
+    united: dict[Group, float] = {}
+    for (a, k), (b, m) in itertools.product(one.items(), other.items()):
+        pairs = [(a, k), (b, m)] if a & b else [(a | b, min(k, m))]
+        for group, factor in pairs[: _MOST_NAMES - len(united)]:
+            united[group] = max(factor, united.get(group, 0.0))
+    return united
+
+
+def _with_one(bounds: Mapping[Group, float], number: float) -> dict[Group, float]:
+    """Lower bounds of a number's sum with one that is at least ``number``."""
+    return {group | UNIT if number >= k else group: k for group, k in bounds.items()}
+
+
+def _products(one: Mapping[Group, float], other: Mapping[Group, float]) -> dict[Group, float]:
+    """Bounds of a product of two numbers, from those of each."""
+    products: dict[Group, float] = {}
+    for (a, k), (b, m) in itertools.product(one.items(), other.items()):
+        group = group_product(a, b)
+        if group is not None and len(products) < _MOST_NAMES:
+            products[group] = k * m
+    return products
 
 
 def _merged(one: Mapping[Any, float], other: Mapping[Any, float], choose: Any) -> dict[Any, float]:

@@ -1,6 +1,8 @@
 """The check of a program: right steps are shown, wrong ones are not."""
 
+import linecache
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -8,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from audit.program_findings import FINDINGS
 from jax.flatten_util import ravel_pytree
 
 import dpjax
@@ -1697,14 +1700,35 @@ def test_right_steps_are_shown(name):
     assert found.noise_multiplier >= Z * (1 - 1e-4)
 
 
+def check_reason(found, reason, source, expected="not shown"):
+    """That a program is not shown, for a reason and at a line."""
+    assert found.verdict != "shown"
+    if expected == "violated":
+        assert found.verdict == "violated", str(found)
+    matching = [one for one in found.findings if reason in one.reason]
+    assert matching, str(found)
+    assert any(source in one.where + source_of(one.where) for one in matching), str(found)
+
+
+def source_of(where):
+    """The first of the lines that a finding names, if it is one of the tests."""
+    file, _, line = where.split(", ")[0].partition(":")
+    path = Path(__file__).parent / file
+    return linecache.getline(str(path), int(line)) if line and path.exists() else ""
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_steps_are_not_shown(name):
     step, expected = WRONG[name]
-    found = report(step)
-    assert found.verdict != "shown"
-    assert found.findings
-    if expected == "violated":
-        assert found.verdict == "violated", str(found)
+    check_reason(report(step), *FINDINGS[name], expected)
+
+
+def test_power_another_reason_or_line_is_not_accepted():
+    found = report(WRONG["wrong_half_of_the_noise"][0])
+    check_reason(found, "the noise multiplier is 0.55", "added = ")
+    for reason, source in (("a sum over the records", ""), ("the noise multiplier", "x.sum")):
+        with pytest.raises(AssertionError):
+            check_reason(found, reason, source)
 
 
 def test_private_outputs_are_named_by_whole_positions():
