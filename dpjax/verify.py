@@ -43,7 +43,7 @@ from dp_accounting.pld import common, pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy.signal import lfilter
-from scipy.special import log_ndtr, ndtri
+from scipy.special import expit, log_ndtr, ndtr, ndtri
 from scipy.stats import beta, binom, chi2
 
 FORMAT = "dpjax certificate 1"
@@ -62,6 +62,11 @@ _FEW, _FINE_INTERVAL, _INTERVAL, _MOST_CELLS = 20, 0.002, 0.02, 300_000
 _LEAST_INTERVAL, _MOST_EPSILON, _LEAST_STATED_DELTA = 1e-7, 2e3, 1e-12
 _MOST_RELEASES, _MOST_DIFFERENT, _DEEPEST = 10_000_000, 150, 50
 _ROUNDING = 1e-9
+# Canaries of an audit of one run, for which its bounds are computed anew.
+_MOST_CANARIES = 10_000_000
+# Of random allocation: the largest inverse noise multiplier and number of steps whose terms one
+# lattice holds, and how far out a term may be.
+_MOST_ALLOCATED_MU, _MOST_ALLOCATED_STEPS, _ALLOCATED_FARTHEST = 1.7, 20_000, 7.0
 # Normal variables farther out than this are rarer than 1e-22.
 _FARTHEST = 10.0
 # Sampled Gaussian releases whose noise multipliers are so close, relative, are taken as one.
@@ -92,6 +97,7 @@ _EVENTS: dict[str, dict[str, Any]] = {
     "NoOp": {},
     "NonPrivate": {},
     "PoissonSampled": {"sampling_probability": "share", "event": "event"},
+    "RandomAllocation": {"num_steps": "positive", "noise_multiplier": "number"},
     "RandomizedResponse": {"noise_parameter": "share", "num_buckets": "positive"},
     "RepeatAndSelect": {"event": "event", "mean": "number", "shape": "number"},
     "SampledWithoutReplacement": {
@@ -129,7 +135,12 @@ _RISKS = {
     "sum of errors": 1.0,
 }
 # Events of one step on a random batch.
-_SAMPLED = {"PoissonSampled", "SampledWithoutReplacement", "TruncatedSubsampledGaussian"}
+_SAMPLED = {
+    "PoissonSampled",
+    "RandomAllocation",
+    "SampledWithoutReplacement",
+    "TruncatedSubsampledGaussian",
+}
 _TEXT: dict[str, Any] = {"type": "string"}
 _TEXTS: dict[str, Any] = {"type": "array", "items": _TEXT}
 _NUMBER = _TYPES["number"]
@@ -147,6 +158,42 @@ def _object(fields: dict[str, Any]) -> dict[str, Any]:
         "required": list(fields),
         "additionalProperties": False,
     }
+
+
+# The report of an audit: of many releases of two data sets, or of one run with canaries.
+_AUDIT_FIELDS: dict[str, Any] = {
+    "epsilon": _NUMBER,
+    "epsilon_distribution_free": _NUMBER,
+    "certified_epsilon": _NUMBER,
+    "delta": {"type": "number"},
+    "adjacency": _TEXT,
+    "confidence": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    "is_refuted": {"type": "boolean"},
+}
+_AUDIT = _object(
+    {
+        **_AUDIT_FIELDS,
+        "errors": _object(
+            {
+                "false_positives": _TYPES["count"],
+                "false_negatives": _TYPES["count"],
+                "num_releases": _TYPES["count"],
+                "false_positive_rate": _TYPES["share"],
+                "false_negative_rate": _TYPES["share"],
+            }
+        ),
+    }
+)
+_ONE_RUN = _object(
+    {
+        **_AUDIT_FIELDS,
+        "num_canaries": {"type": "integer", "minimum": 16, "maximum": _MOST_CANARIES},
+        "num_guesses": {"type": "integer", "minimum": 0, "maximum": _MOST_CANARIES},
+        "num_correct": {"type": "integer", "minimum": 0, "maximum": _MOST_CANARIES},
+        "mu": _TYPES["number"],
+        "noise_std": _nullable({"type": "number", "exclusiveMinimum": 0}),
+    }
+)
 
 
 # The form of a certificate's file, as a JSON Schema: `docs/reference/certificate.schema.json`.
@@ -213,32 +260,7 @@ SCHEMA: dict[str, Any] = {
                 ),
             },
             "risks_note": _TEXT,
-            "audit": _nullable(
-                _object(
-                    {
-                        "epsilon": _NUMBER,
-                        "epsilon_distribution_free": _NUMBER,
-                        "certified_epsilon": _NUMBER,
-                        "delta": {"type": "number"},
-                        "adjacency": _TEXT,
-                        "confidence": {
-                            "type": "number",
-                            "exclusiveMinimum": 0,
-                            "exclusiveMaximum": 1,
-                        },
-                        "is_refuted": {"type": "boolean"},
-                        "errors": _object(
-                            {
-                                "false_positives": _TYPES["count"],
-                                "false_negatives": _TYPES["count"],
-                                "num_releases": _TYPES["count"],
-                                "false_positive_rate": _TYPES["share"],
-                                "false_negative_rate": _TYPES["share"],
-                            }
-                        ),
-                    }
-                )
-            ),
+            "audit": {"oneOf": [_AUDIT, _ONE_RUN, {"type": "null"}]},
             "caveats": _TEXTS,
             "versions": {"type": "object", "additionalProperties": _TEXT},
             "hash": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
@@ -465,19 +487,18 @@ def _inconsistencies(values: Values) -> Iterator[str]:
         for field, own in (("certified_epsilon", "epsilon"), ("delta",) * 2, ("adjacency",) * 2):
             if audit[field] != values[own]:
                 yield f'"audit.{field}" is {_shown(audit[field])}, not that of the certificate'
-        errors = audit["errors"]
-        for name in ("false_positive", "false_negative"):
-            count, runs = errors[f"{name}s"], errors["num_releases"]
-            share = (1 - audit["confidence"]) / 4
-            bound = float(beta.ppf(1 - share, count + 1, runs - count)) if count < runs else 1.0
-            if count > runs or abs(errors[f"{name}_rate"] - bound) > 1e-6:
-                yield f'"audit.errors.{name}_rate" is not the bound that follows from the counts'
+        yield from _two_world_errors(audit) if "errors" in audit else _one_run_errors(audit, values)
         if _number(audit["epsilon_distribution_free"]) > _number(audit["epsilon"]):
             yield '"audit.epsilon_distribution_free" is above "audit.epsilon"'
         if audit["is_refuted"]:
             yield "the audit refutes the certificate"
-        elif _number(audit["epsilon"]) > _number(values["epsilon"]):
-            yield '"audit.epsilon" is above "epsilon", but the audit is stated not to refute it'
+        # That of guesses in one run is of a Gaussian mechanism, and is compared by mu instead.
+        of_mechanism = "errors" in audit or audit["noise_std"] is not None
+        compared = "epsilon" if of_mechanism else "epsilon_distribution_free"
+        if not audit["is_refuted"] and _number(audit[compared]) > _number(values["epsilon"]):
+            yield (
+                f'"audit.{compared}" is above "epsilon", but the audit is stated not to refute it'
+            )
 
     # Caveats that the other fields ask for.
     size = values["num_examples"]
@@ -497,6 +518,74 @@ def _inconsistencies(values: Values) -> Iterator[str]:
             yield f'a caveat with the words "{words}" contradicts the other fields'
     if values["exact_noise"] and "in floating point" in caveats:
         yield '"exact_noise" is true, but a caveat says that noise is sampled in floating point'
+
+
+def _two_world_errors(audit: Values) -> Iterator[str]:
+    """Yields an error message for each rate that is not the bound of its counts."""
+    errors = audit["errors"]
+    for name in ("false_positive", "false_negative"):
+        count, runs = errors[f"{name}s"], errors["num_releases"]
+        share = (1 - audit["confidence"]) / 4
+        bound = float(beta.ppf(1 - share, count + 1, runs - count)) if count < runs else 1.0
+        if count > runs or abs(errors[f"{name}_rate"] - bound) > 1e-6:
+            yield f'"audit.errors.{name}_rate" is not the bound that follows from the counts'
+
+
+def _one_run_errors(audit: Values, values: Values) -> Iterator[str]:
+    """Yields an error message for each bound that does not follow from the guesses of one run."""
+    canaries, guesses, correct = (
+        audit[f"num_{name}"] for name in ("canaries", "guesses", "correct")
+    )
+    if not 0 <= correct <= guesses <= canaries:
+        yield '"audit.num_correct" and "audit.num_guesses" must be at most "audit.num_canaries"'
+        return
+    error, delta = (1 - audit["confidence"]) / 2, audit["delta"]
+
+    # Steinke, Nasr & Jagielski (2023): the largest refuted epsilon of any mechanism.
+    fewer = np.arange(correct + 1)
+
+    def excess(epsilon: float) -> float:
+        tails = binom.sf(correct - fewer - 1, guesses, expit(epsilon))
+        slope = np.max((tails[1:] - tails[0]) / fewer[1:], initial=0.0)
+        return error - float(tails[0] + 2 * canaries * delta * slope)
+
+    if not _is_root(excess, audit["epsilon_distribution_free"]):
+        yield '"audit.epsilon_distribution_free" is not the bound that follows from the guesses'
+
+    # Mahloujifar, Melis & Chaudhuri (2024): the largest refuted mu, where it is not of scores.
+    def gaussian_excess(mu: float) -> float:
+        right, wrong = error * correct / canaries, error * (guesses - correct) / canaries
+        for fewer in range(correct - 1, -1, -1):
+            least_wrong = float(ndtr(ndtri(right) - mu))
+            if least_wrong <= wrong:
+                break
+            right = min(right + fewer / (guesses - fewer) * (least_wrong - wrong), 1.0)
+            wrong = least_wrong
+        return right + wrong - guesses / canaries
+
+    if audit["noise_std"] is None and not _is_root(gaussian_excess, audit["mu"]):
+        yield '"audit.mu" is not the bound that follows from the guesses'
+    if not audit["is_refuted"] and _number(audit["mu"]) > _number(values["mu"]) + _MU_ABSOLUTE:
+        yield '"audit.mu" is above "mu", but the audit is stated not to refute the certificate'
+
+    # The audited epsilon: that of mu, or that of any mechanism if larger.
+    mu, free = _number(audit["mu"]), _number(audit["epsilon_distribution_free"])
+    stated = _number(audit["epsilon"])
+    allowed = mu > 0 and _gaussian_delta(mu, np.array([stated]))[0]
+    follows = (
+        abs(stated - free) <= 1e-6
+        if not mu or _gaussian_delta(mu, np.array([free]))[0] <= delta
+        else abs(allowed - delta) <= 1e-3 * delta
+    )
+    if not follows:
+        yield '"audit.epsilon" does not follow from "audit.mu" and the distribution-free bound'
+
+
+def _is_root(excess: Callable[[float], float], stated: float | str) -> bool:
+    """Returns whether a decreasing function is zero here, or nowhere positive if it is 0."""
+    value = _number(stated)
+    below = value <= 1e-6 or excess(value - 1e-6) > 0
+    return math.isfinite(value) and below and excess(value + 1e-6) <= 0
 
 
 def _events(event: Values) -> Iterator[Values]:
@@ -543,7 +632,7 @@ def _compare_account(values: Values) -> tuple[float, list[str]]:
     # The attack risks and mu.
     for risk in values["risks"]:
         wrong += _compare_risk(risk, curve)
-    if (audit := values["audit"]) is not None and curve is not None:
+    if (audit := values["audit"]) is not None and "errors" in audit and curve is not None:
         errors = audit["errors"]
         allowed_rate = 1 - curve.true_positive_rate(errors["false_positive_rate"])
         if errors["false_negative_rate"] < (1 - _RISK_RANGE[1]) * allowed_rate:
@@ -903,6 +992,13 @@ def _release(event: Values, adjacency: str) -> _Release:
         case {"type": "TruncatedSubsampledGaussian"}:
             return _truncated(event, adjacency)
 
+        # One random step of several.
+        case {"type": "RandomAllocation", "num_steps": steps}:
+            if factor == 2:
+                raise undecided
+            noise = _number(event["noise_multiplier"])
+            return _NOTHING if noise == math.inf else _allocated(steps, 1 / noise)
+
         # Noise on whole numbers.
         case {"type": "DiscreteGaussian"}:
             return _discrete_gaussian(event, factor)
@@ -1091,6 +1187,60 @@ def _truncated(event: Values, adjacency: str) -> _Release:
     removal, addition = map(mixed, _sampled_deltas(1 / noise, q))
     return _Release(
         deviation, largest, lambda interval: _from_deltas(removal, addition, largest, interval)
+    )
+
+
+def _allocated(steps: int, mu: float) -> _Release:
+    """Returns the privacy loss of random allocation, by one lattice from zero to the largest sum.
+
+    The ratio of the densities is the mean of independent lognormal terms of mean one without the
+    record; with it, one of them is larger by its own weight (Feldman & Shenfeld 2025). Each is
+    rounded to the lattice's points with its mean kept.
+    """
+    # The lattice.
+    if not 1 / 20 <= mu <= _MOST_ALLOCATED_MU or steps > _MOST_ALLOCATED_STEPS:
+        raise UndecidedError("a lattice for its noise multiplier and steps would be too large")
+    largest = mu**2 / 2 + _ALLOCATED_FARTHEST * mu
+    spread = math.sqrt(steps * math.expm1(mu**2))
+    step = max((2 * math.exp(largest) + steps + 10 * spread) / 2**21, spread / 2**12)
+    end = math.exp(largest)
+    length = math.ceil((2 * end + steps + 10 * spread) / step)
+    edges = step * np.arange(math.ceil(end / step) + 1)
+
+    # The masses of its cells, and of the points.
+    with np.errstate(divide="ignore"):
+        logs = np.log(edges) / mu
+    middle = int(np.searchsorted(logs, 0.0))
+
+    def masses(z: Array) -> Array:
+        below, above = np.exp(log_ndtr(z[: middle + 1])), np.exp(log_ndtr(-z[middle:]))
+        return np.append(np.diff(below), -np.diff(above))
+
+    without, present = masses(logs + mu / 2), masses(logs - mu / 2)
+    higher = np.clip(present / step - np.arange(without.size) * without, 0.0, without)
+    points = np.append(without - higher, 0.0) + np.append(0.0, higher)
+
+    # The sum without the record and with it, and the masses from each point on, or up to it.
+    term = np.fft.rfft(points, length)
+    others = term ** (steps - 1)
+    absent = np.maximum(np.fft.irfft(others * term, length), 0.0)
+    with_record = np.fft.rfft(points * edges, length)
+    held = np.maximum(np.fft.irfft(others * with_record, length), 0.0)
+    ratios = step * np.arange(length) / steps
+    from_absent, from_held = (np.append(np.cumsum(m[::-1])[::-1], 0.0) for m in (absent, held))
+    to_absent, to_held = (np.append(0.0, np.cumsum(m)) for m in (absent, held))
+
+    def remove(epsilons: Array) -> Array:
+        place = np.searchsorted(ratios, np.exp(epsilons), side="right")
+        return from_held[place] - np.exp(epsilons) * from_absent[place]
+
+    def add(epsilons: Array) -> Array:
+        place = np.searchsorted(ratios, np.exp(-epsilons))
+        return to_absent[place] - np.exp(epsilons) * to_held[place]
+
+    deviation = math.sqrt(math.log1p(math.expm1(mu**2) / steps))
+    return _Release(
+        deviation, largest, lambda interval: _from_deltas(remove, add, largest, interval)
     )
 
 

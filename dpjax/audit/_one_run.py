@@ -127,9 +127,14 @@ class OneRunReport(Report):
         )
 
     def _values(self) -> dict[str, Any]:
-        certified = None if self.certificate is None else self.certificate.epsilon
+        certificate = self.certificate
         own = {name: value for name, value in vars(self).items() if name != "certificate"}
-        return {"epsilon": self.epsilon, "certified_epsilon": certified, **own}
+        return {
+            "epsilon": self.epsilon,
+            "certified_epsilon": None if certificate is None else certificate.epsilon,
+            "adjacency": None if certificate is None else certificate.guarantee.adjacency,
+            **own,
+        }
 
 
 def one_run(

@@ -258,6 +258,13 @@ class _Allowed(NamedTuple):
             allowed = "one number above zero: noise schedules are checked noise by noise"
             if isinstance(noise, tuple) or noise == 0:
                 raise ValueError(f"noise_multiplier must be {allowed}, got {noise}")
+            allowed = "None: the noise of consecutive steps is checked to be independent"
+            check(
+                mechanism.correlation is None,
+                "mechanism's correlation",
+                mechanism.correlation,
+                allowed,
+            )
             stated = sensitivity_factor(mechanism.adjacency) / noise
         if mechanism.adjacency == "replace_one":
             return cls(stated, None, stated)

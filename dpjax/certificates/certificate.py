@@ -35,7 +35,7 @@ from dpjax.accounting.risk import (
     true_positive_rate_at,
 )
 from dpjax.accounting.tradeoff import TradeOff
-from dpjax.certificates.figure import plot_tradeoff
+from dpjax.certificates.figure import plot_people, plot_tradeoff
 from dpjax.certificates.render import Estimate, Report, Table, as_json, round_down, round_up
 from dpjax.guarantee import (
     NEIGHBOURS,
@@ -109,7 +109,8 @@ class Certificate(Report):
       epsilon_lower: lower bound on the epsilon that any accountant can certify by composing the
         trade-off functions of the releases; ``None`` where it is not available.
       epsilon_lower_note: what the lower bound means, or why it is not available.
-      audit: of the code, a `dpjax.audit.AuditReport`; ``None`` without one.
+      audit: of the code, a `dpjax.audit.AuditReport` or `dpjax.audit.OneRunReport`; ``None``
+        without one.
     """
 
     delta: float
@@ -165,6 +166,9 @@ class Certificate(Report):
     @functools.cached_property
     def _last_iterate(self) -> float | None:
         """An estimate of the epsilon of the last parameters alone, where there is one."""
+        # Correlated noise cancels in the last parameters: the estimate is of independent noise.
+        if any(each.endswith("correlation") for each in self.guarantee.description):
+            return None
         return last_iterate_epsilon(self.atomic_events, self.delta)
 
     @property
@@ -286,7 +290,8 @@ class Certificate(Report):
             if estimate.kind == "approximation"
         )
         sentences = (f"The mechanism publishes {published}.", stated, risks)
-        return " ".join([*sentences, *approximations, *self.caveats])
+        audits = () if self.audit is None else (self.audit.paragraph(),)
+        return " ".join([*sentences, *approximations, *audits, *self.caveats])
 
     def plot(self) -> "Figure":
         """Returns a matplotlib figure of the trade-off function and the ROC curve of any attack.
@@ -302,22 +307,35 @@ class Certificate(Report):
             attack_goal=self.attack_goal,
         )
 
+    def plot_people(self) -> "Figure":
+        """Returns a figure for lay readers: right guesses of 100, without and with the release.
+
+        Left, whether one unit of privacy contributed (under replace-one, which of two values it
+        has), where both are equally likely. Right, an attribute or record that 10 of 100 guess
+        without the release. The numbers with it are certified upper bounds, rounded up, against
+        an attacker who has all other records. It is one of pyplot's figures as `plot`'s is.
+        """
+        return plot_people(self.curve, unit=self.guarantee.unit, attack_goal=self.attack_goal)
+
     def with_audit(self, report: Report) -> "Certificate":
         """Returns the certificate with the report of an audit of the code.
 
         Args:
-          report: of `dpjax.audit.audit`, on this mechanism at this delta.
+          report: of `dpjax.audit.audit` or `dpjax.audit.one_run`, on this mechanism at this delta.
 
         Raises:
           TypeError: ``report`` is no report of an audit.
           ValueError: it is of another epsilon, delta or adjacency.
         """
-        check_type("report", report, Report, "the AuditReport of dpjax.audit.audit")
+        check_type(
+            "report", report, Report, "the report of dpjax.audit.audit or dpjax.audit.one_run"
+        )
         of_this = self.epsilon, self.delta, self.guarantee.adjacency
         values = report.to_dict()
         names = "certified_epsilon", "delta", "adjacency"
         if not set(names) <= set(values):
-            raise TypeError(f"report must be an AuditReport, got {type(report).__name__}")
+            kinds = "an AuditReport or OneRunReport"
+            raise TypeError(f"report must be {kinds}, got {type(report).__name__}")
         found = tuple(values[name] for name in names)
         allowed = f"an audit of epsilon, delta and adjacency {as_json(of_this)}"
         check(list(found) == as_json(of_this), "report", found, allowed)

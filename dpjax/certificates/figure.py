@@ -9,7 +9,12 @@ import numpy as np
 
 from dpjax._extras import requires_extra
 from dpjax.accounting.loss_distribution import Array
-from dpjax.accounting.risk import FALSE_POSITIVE_RATES, minimum_error_sum
+from dpjax.accounting.risk import (
+    FALSE_POSITIVE_RATES,
+    bayes_accuracy,
+    minimum_error_sum,
+    success_probability,
+)
 from dpjax.accounting.tradeoff import ApproximateDP, TradeOff
 from dpjax.certificates.render import round_down, round_up
 
@@ -19,6 +24,8 @@ if TYPE_CHECKING:
 
 _CURVE, _EPSILON_DELTA, _ATTACK, _GUESS = "#009e73", "#0072b2", "#d55e00", "#6b6f76"
 _LEAST_RATE = 1e-6
+# Probability with which the attribute of `plot_people` is guessed without the release.
+PEOPLE_BASELINE = 0.1
 # Dense near both ends, where the curves are steep or flat.
 _TAIL = np.geomspace(1e-9, 0.01, 100)
 _ALPHAS = np.concatenate([[0.0], _TAIL, np.linspace(0.01, 0.99, 300)[1:-1], 1 - _TAIL[::-1], [1.0]])
@@ -44,6 +51,50 @@ def new_figure(width: float, height: float) -> "Figure":
 
     size = (width, height)
     return pyplot.figure(figsize=size, layout="constrained", FigureClass=NotebookFigure)
+
+
+def plot_people(certified: TradeOff, *, unit: str, attack_goal: str) -> "Figure":
+    """Returns a figure of how many of 100 guesses are right, without and with the release.
+
+    Left, membership: which of two equally likely data sets was used. Right, an attribute or record
+    that is guessed with the probability `PEOPLE_BASELINE` without the release. Numbers of right
+    guesses with the release are upper bounds, rounded up.
+    """
+    figure = new_figure(8.0, 5.8)
+    share = f"{100 * PEOPLE_BASELINE:.0f} of 100"
+    panels = [
+        (f"Guessing\n{attack_goal}", 0.5, bayes_accuracy(certified, 0.5)),
+        (
+            f"Guessing a fact about {unit}\nthat {share} guess anyway",
+            PEOPLE_BASELINE,
+            success_probability(certified, PEOPLE_BASELINE),
+        ),
+    ]
+    numbers = np.arange(100)
+    columns, rows = numbers % 10, numbers // 10
+    for axes, (question, guessing, bound) in zip(figure.subplots(1, 2), panels, strict=True):
+        # Right by guessing, right at most with the release, and wrong in any case.
+        before, after = round(100 * guessing), min(math.ceil(100 * bound - 1e-9), 100)
+        for first, last, face, edge, label in (
+            (0, before, _GUESS, _GUESS, "right without the release"),
+            (before, after, _ATTACK, _ATTACK, "also right with it, at most"),
+            (after, 100, "none", _GUESS, "wrong even with it, at least"),
+        ):
+            axes.scatter(
+                columns[first:last],
+                rows[first:last],
+                s=110,
+                facecolor=face,
+                edgecolor=edge,
+                label=f"{label}: {last - first}",
+            )
+        axes.set_title(question, fontsize=10)
+        axes.set(xlabel=f"right guesses of 100: {before} without, at most {after} with the release")
+        axes.set(xticks=[], yticks=[], xlim=(-0.7, 9.7), ylim=(9.7, -0.7), aspect="equal")
+        axes.spines[:].set_visible(False)
+        axes.xaxis.label.set_fontsize(9)
+        axes.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.1))
+    return figure
 
 
 def plot_tradeoff(

@@ -1,5 +1,6 @@
 """Audits of one run: honest scores are not refuted, those of less noise than stated are."""
 
+import functools
 import json
 
 import jax
@@ -11,7 +12,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 import dpjax
-from dpjax import audit
+from dpjax import audit, verify
 from dpjax.accounting import gdp
 from dpjax.audit import _one_run
 
@@ -234,8 +235,81 @@ def test_the_report_reads_well():
     values = json.loads(json.dumps(report.to_dict()))
     assert values["epsilon"] == report.epsilon
     assert values["num_guesses"] == 250
-    with pytest.raises(TypeError, match="report must be an AuditReport, got OneRunReport"):
-        GAUSSIAN.certificate(DELTA).with_audit(report)
+    with pytest.raises(ValueError, match="report must be an audit of epsilon, delta and adjacency"):
+        GAUSSIAN.certificate(DELTA).with_audit(alone)
+
+
+@functools.cache
+def _audited(noise_std):
+    """The content of a certificate's file with an audit of one run."""
+    inside, outside = scores_of(np.random.default_rng(6), 2_000, 1.0)
+    report = audit.one_run(inside, outside, GAUSSIAN, delta=DELTA, noise_std=noise_std)
+    certificate = GAUSSIAN.certificate(DELTA).with_audit(report)
+    assert report.title in str(certificate)
+    assert report.title in certificate._repr_html_()
+    assert report.paragraph() in certificate.paragraph()
+    return certificate.to_json()
+
+
+def _verify_with(values, **changes):
+    changed = {**values, "audit": {**values["audit"], **changes}}
+    return verify.verify({**changed, "hash": verify.content_hash(changed)})
+
+
+@pytest.mark.parametrize("noise_std", [None, 1.0])
+def test_a_certificate_with_an_audit_of_one_run_is_verified(noise_std):
+    values = json.loads(_audited(noise_std))
+    assert verify.verify(values).verdict == "verified", verify.verify(values).reasons
+
+
+GUESSES_CHANGES = {
+    "epsilon": (0.1, '"audit.epsilon" does not follow'),
+    "epsilon_distribution_free": (0.1, '"audit.epsilon_distribution_free" is not the bound'),
+    "certified_epsilon": (9.0, '"audit.certified_epsilon" is 9'),
+    "delta": (1e-6, '"audit.delta" is'),
+    "adjacency": ("add_remove", '"audit.adjacency" is'),
+    "confidence": (0.9, "is not the bound that follows from the guesses"),
+    "is_refuted": (True, "the audit refutes the certificate"),
+    "num_canaries": (2_100, "is not the bound that follows from the guesses"),
+    "num_guesses": (260, "is not the bound that follows from the guesses"),
+    "num_correct": (300, 'must be at most "audit.num_canaries"'),
+    "mu": (0.1, '"audit.mu" is not the bound'),
+    "noise_std": (-1.0, "has a value that is not allowed"),
+}
+
+
+@pytest.mark.parametrize("field", GUESSES_CHANGES)
+def test_a_changed_field_of_an_audit_of_guesses_is_refused(field):
+    changed, words = GUESSES_CHANGES[field]
+    result = _verify_with(json.loads(_audited(None)), **{field: changed})
+    assert result.verdict == "refused"
+    assert any(words in reason for reason in result.reasons), result.reasons
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mu": 0.5}, '"audit.epsilon" does not follow'),
+        ({"mu": 3.0}, '"audit.mu" is above "mu"'),
+        ({"epsilon": 9.0}, '"audit.epsilon" is above "epsilon"'),
+        ({"num_canaries": 10}, "has a value that is not allowed"),
+        ({"confidence": 1.0}, "has a value that is not allowed"),
+        ({"confidence": 0.5}, "is not the bound that follows from the guesses"),
+    ],
+)
+def test_a_changed_field_of_an_audit_of_normal_scores_is_refused(changes, words):
+    result = _verify_with(json.loads(_audited(1.0)), **changes)
+    assert result.verdict == "refused"
+    assert any(words in reason for reason in result.reasons), result.reasons
+
+
+def test_a_refuting_run_is_refused():
+    rng = np.random.default_rng(6)
+    report = audit.one_run(*scores_of(rng, 2_000, 2.0), GAUSSIAN, delta=DELTA, noise_std=1.0)
+    certificate = GAUSSIAN.certificate(DELTA).with_audit(report)
+    assert "an audit refutes this certificate" in str(certificate)
+    result = verify.verify(json.loads(certificate.to_json()))
+    assert "the audit refutes the certificate" in result.reasons
 
 
 EVEN = np.arange(100.0)

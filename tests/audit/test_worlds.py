@@ -271,7 +271,7 @@ def test_an_audit_of_another_certificate_is_refused():
     report = run(GAUSSIAN, 0.0, 1.0, num_runs=400)
     with pytest.raises(ValueError, match="report must be an audit of epsilon, delta and adjacency"):
         GAUSSIAN.certificate(1e-6).with_audit(report)
-    with pytest.raises(TypeError, match="report must be an AuditReport, got Certificate"):
+    with pytest.raises(TypeError, match="report must be an AuditReport or OneRunReport, got Cert"):
         GAUSSIAN.certificate(DELTA).with_audit(GAUSSIAN.certificate(DELTA))
     with pytest.raises(TypeError, match="report must be"):
         GAUSSIAN.certificate(DELTA).with_audit(0.5)

@@ -371,6 +371,23 @@ def test_plot_roc_curve(certificate, drawn):
     assert axes.get_xscale() == axes.get_yscale() == "log"
 
 
+def test_plot_people_counts_right_guesses(certificate):
+    for axes, guessing, bound in zip(
+        certificate.plot_people().axes,
+        (50, 10),
+        (
+            risk.bayes_accuracy(certificate.curve, 0.5),
+            risk.success_probability(certificate.curve, 0.1),
+        ),
+        strict=True,
+    ):
+        without, gained, wrong = (len(one.get_offsets()) for one in axes.collections)
+        assert without == guessing
+        assert 0 <= (without + gained) - 100 * bound < 1  # rounded up, never down
+        assert without + gained + wrong == 100
+        assert f"{without} without, at most {without + gained} with" in axes.get_xlabel()
+
+
 def test_plot_shades_between_bounds(drawn):
     for axes in drawn.axes:
         assert sum(isinstance(one, FillBetweenPolyCollection) for one in axes.collections) == 1
