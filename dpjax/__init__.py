@@ -17,7 +17,16 @@ __version__ = "0.2.0"
 _EXPORTS = {
     "dpjax.accounting": ["calibrate"],
     "dpjax.bayes.sgmcmc": ["psgld", "sghmc", "sgld"],
-    "dpjax.gradients": ["clipped_grad", "explain", "l2_sensitivity", "total_l2_clip"],
+    "dpjax.gradients": [
+        "AutomaticClip",
+        "PSACClip",
+        "QuantileClip",
+        "SlackClip",
+        "clipped_grad",
+        "explain",
+        "l2_sensitivity",
+        "total_l2_clip",
+    ],
     "dpjax.keys": ["release_key"],
     "dpjax.mechanisms": [
         "Composition",
@@ -36,6 +45,8 @@ _EXPORTS = {
     ],
     "dpjax.rehearsal": ["rehearse"],
     "dpjax.sampling": [
+        "AllocatedSampling",
+        "CyclicPoissonSampling",
         "FixedSizeSampling",
         "PoissonSampling",
         "ShuffledEpochs",
@@ -44,6 +55,11 @@ _EXPORTS = {
     "dpjax.sensitivity": ["Sensitivity"],
     "dpjax.training": ["Budget", "MeshSharding", "private_step", "split_records", "train"],
     "dpjax.transforms": [
+        "BLT",
+        "BandedToeplitz",
+        "Dense",
+        "InverseSquareRoot",
+        "LambdaCGD",
         "add_gaussian_noise",
         "clip_per_example",
         "differentially_private_aggregate",
@@ -101,7 +117,16 @@ if TYPE_CHECKING:
     )
     from dpjax.accounting import calibrate
     from dpjax.bayes.sgmcmc import psgld, sghmc, sgld
-    from dpjax.gradients import clipped_grad, explain, l2_sensitivity, total_l2_clip
+    from dpjax.gradients import (
+        AutomaticClip,
+        PSACClip,
+        QuantileClip,
+        SlackClip,
+        clipped_grad,
+        explain,
+        l2_sensitivity,
+        total_l2_clip,
+    )
     from dpjax.keys import release_key
     from dpjax.mechanisms import (
         Composition,
@@ -120,6 +145,8 @@ if TYPE_CHECKING:
     )
     from dpjax.rehearsal import rehearse
     from dpjax.sampling import (
+        AllocatedSampling,
+        CyclicPoissonSampling,
         FixedSizeSampling,
         PoissonSampling,
         ShuffledEpochs,
@@ -128,6 +155,11 @@ if TYPE_CHECKING:
     from dpjax.sensitivity import Sensitivity
     from dpjax.training import Budget, MeshSharding, private_step, split_records, train
     from dpjax.transforms import (
+        BLT,
+        BandedToeplitz,
+        Dense,
+        InverseSquareRoot,
+        LambdaCGD,
         add_gaussian_noise,
         clip_per_example,
         differentially_private_aggregate,

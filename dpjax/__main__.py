@@ -319,6 +319,8 @@ def _mechanism(arguments: argparse.Namespace) -> "SubsampledGaussian":
         sampler = sampling.FixedSizeSampling(n, batch)
     elif arguments.sampler == "shuffled":
         sampler = sampling.ShuffledEpochs(n, batch)
+    elif arguments.sampler == "allocated":
+        sampler = sampling.AllocatedSampling(n, steps_per_epoch=math.ceil(n / batch))
     elif arguments.sampler == "truncated":
         sampler = sampling.TruncatedPoissonSampling(
             n, batch / n, truncated_batch_size=most or 0, expected_batch_size=float(batch)
@@ -326,9 +328,10 @@ def _mechanism(arguments: argparse.Namespace) -> "SubsampledGaussian":
     else:
         sampler = sampling.PoissonSampling(n, batch / n, expected_batch_size=float(batch))
 
-    # How often: by the rule of `dpjax.dpsgd`, but for shuffled epochs, which are whole passes.
+    # How often: by the rule of `dpjax.dpsgd`, but for epochs that are whole passes.
     steps, plan = arguments.steps, None
-    if steps is None and isinstance(sampler, sampling.ShuffledEpochs):
+    whole = sampling.AllocatedSampling | sampling.ShuffledEpochs
+    if steps is None and isinstance(sampler, whole):
         steps = math.ceil(arguments.epochs * sampler.steps_per_epoch)
     elif steps is None:
         plan = mechanisms.Epochs(num_examples=n, batch_size=batch, epochs=arguments.epochs)
@@ -496,12 +499,13 @@ _OPTIONS: dict[str, tuple[Any, str, str]] = {
         " compare takes all",
     ),
     "sampler": (
-        ("poisson", "truncated", "fixed", "shuffled"),
+        ("poisson", "truncated", "fixed", "allocated", "shuffled"),
         "",
         "how batches are drawn. poisson (the default): each record independently with probability"
-        " B/N; truncated: so, but at most K of them; fixed: a random set of B; shuffled: a new"
-        " order each epoch, cut into batches, as data loaders do, of which no amplification is"
-        " counted. compare takes all but truncated",
+        " B/N; truncated: so, but at most K of them; fixed: a random set of B; allocated: each"
+        " record in one random step of each epoch of N/B, rounded up; shuffled: a new order each"
+        " epoch, cut into batches, as data loaders do, of which no amplification is"
+        " counted. compare takes the others",
     ),
     "truncated-batch": (
         _COUNT,

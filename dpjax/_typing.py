@@ -1,7 +1,7 @@
 """Type aliases shared by the signatures of dpjax; those of chex, spelled out for type checkers."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, TypeAlias
 
 import chex
 import jax
@@ -35,8 +35,9 @@ else:
 # ``(low, high)``: a number each, or an array with one for each entry of a record.
 Bounds: TypeAlias = tuple[npt.ArrayLike, npt.ArrayLike]
 
-# A clip bound: a number, or a prefix of the parameter tree with one number for each group.
-ClipBound: TypeAlias = Numeric | Iterable["ClipBound"] | Mapping[Any, "ClipBound"]
+# A clip bound: a number or a rule (whose float is its bound), or a prefix of the parameter tree
+# with one of them for each group.
+ClipBound: TypeAlias = Numeric | SupportsFloat | Iterable["ClipBound"] | Mapping[Any, "ClipBound"]
 
 # Examples in a micro-batch; ``None`` for the whole batch.
 MicrobatchSize: TypeAlias = int | Literal["auto"] | None

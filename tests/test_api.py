@@ -63,11 +63,15 @@ SEVERAL_NUMBERS = {
     "dpjax.bdp.AccountantState": "made by bdp.init",
     "dpjax.bdp.BDPCertificate": "made by bdp.certificate",
     "dpjax.certificates.Certificate": "made by certify",
+    "dpjax.transforms.CorrelationReport": "made by a strategy's report",
     "dpjax.transforms.differentially_private_aggregate": "the signature of optax's function",
 }
 # Where exchanging the two positional numbers is an error: the call with exchanged numbers.
 EXCHANGED = {
     "dpjax.mechanisms.RandomizedResponse": lambda: dpjax.RandomizedResponse(0.5, 3, "replace_one"),
+    "dpjax.sampling.CyclicPoissonSampling": lambda: dpjax.CyclicPoissonSampling(
+        0.1, 100, num_groups=2
+    ),
     "dpjax.sampling.FixedSizeSampling": lambda: dpjax.FixedSizeSampling(10, 100),
     "dpjax.sampling.PoissonSampling": lambda: dpjax.PoissonSampling(0.1, 100),
     "dpjax.sampling.ShuffledEpochs": lambda: dpjax.ShuffledEpochs(10, 100),

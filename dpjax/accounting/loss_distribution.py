@@ -148,10 +148,14 @@ class Segment:
 
 @dataclass(frozen=True)
 class LossDistribution:
-    """One release's loss under P: continuous ``segments``, and ``atoms`` as (loss, mass)."""
+    """One release's loss under P: continuous ``segments``, and ``atoms`` as (loss, mass).
+
+    By ``margin`` its masses may be too much, in total.
+    """
 
     segments: tuple[Segment, ...] = ()
     atoms: tuple[tuple[float, float], ...] = ()
+    margin: float = 0.0
 
     def merged(self, interval: float) -> tuple[int, Array, Array]:
         """Returns the distribution after all outcomes of about one loss are made one outcome.

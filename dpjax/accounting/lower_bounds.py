@@ -207,6 +207,7 @@ def compose_lower_profile(steps: Steps, slack: float, eta: float) -> LowerProfil
     # Drop what would overflow, and count all that may be too much.
     start = np.searchsorted(losses, -_LARGEST)
     margin = 5 * eta + TRANSFORM_ROUNDING * (num_steps + len(steps))
+    margin += sum(count * step.margin for step, count in steps)
     error += _QUADRATURE * interval * num_steps
     return LowerProfile(losses[start:], masses[start:], error, margin)
 

@@ -33,7 +33,7 @@ from dpjax._files import to_npz
 from dpjax._typing import ArrayTree, LossFn, PRNGKey, PyTree
 from dpjax.federated.noise import UInt64
 from dpjax.gradients import clipped_grad
-from dpjax.gradients.clipping import total_l2_clip
+from dpjax.gradients.clipping import check_clip_numbers, total_l2_clip
 from dpjax.gradients.loss_checks import check_params
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.additive import Gaussian
@@ -82,6 +82,9 @@ class ClippedGradientSum(RecordSum):
         noise = self.mechanism.noise_multiplier
         check(not isinstance(noise, tuple), "mechanism", noise, "of one noise multiplier")
         check_positive("noise_multiplier", noise)
+        correlation = self.mechanism.correlation
+        allowed = "None: the parties' shares of the noise are independent over rounds"
+        check(correlation is None, "mechanism's correlation", correlation, allowed)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -166,6 +169,7 @@ def holder_gradient(
     if not isinstance(sampling, PoissonSampling):
         raise ValueError(f"mechanism's sampling must be PoissonSampling, got {sampling!r}")
     check_count("num_examples", num_examples)
+    check_clip_numbers(mechanism.l2_clip, "federated training")
 
     # The holder's own sampler, of the mechanism's rate.
     own = replace(sampling, num_examples=num_examples, physical_batch_size=0)

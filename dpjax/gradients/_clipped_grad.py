@@ -5,16 +5,24 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from dpjax._checks import as_mask, batch_length, check_choice, check_count, check_function
+from dpjax._checks import (
+    as_mask,
+    batch_length,
+    check_choice,
+    check_count,
+    check_function,
+)
 from dpjax._jaxprs import is_slow_in_loops, primitive_names
 from dpjax._typing import ArrayTree, ClipBound, LossFn, MicrobatchSize, Params, PRNGKey
 from dpjax.gradients.bookkeeping.sums import clipped_sum as sum_by_bookkeeping
+from dpjax.gradients.clip_rules import AdaptiveClip, GradientAndSlots
 from dpjax.gradients.clipping import (
     ClippedSum,
     ClippedSumFn,
     clip_and_sum,
     clipped_grad_info,
     sum_of_clipped,
+    sum_of_slots,
     total_l2_clip,
 )
 from dpjax.gradients.loss_checks import (
@@ -52,7 +60,9 @@ def clipped_grad(
         primitives with batching rules that are not JAX's, gradients of synthetic examples are
         compared, which takes two compilations more.
       l2_clip: the bound on one example's gradient: a number (flat L2 norm over all parameters), or
-        a prefix of the parameter tree with one number for each group of leaves (per-layer).
+        a prefix of the parameter tree with one number for each group of leaves (per-layer). For a
+        number may stand `AutomaticClip` or `PSACClip`; for all, an `AdaptiveClip`, whose bound is
+        part of the arguments then (see below).
       wrt: where ``params`` is a flax ``nnx.Module``, the filter for its trained variables, by
         default ``nnx.Param``. All others are constants.
       method: ``"vmap"`` computes every per-example gradient (the reference); ``"bookkeeping"``
@@ -80,7 +90,9 @@ def clipped_grad(
       module: an ``nnx.State`` of the variables ``wrt``, as ``nnx.grad`` returns and
       ``nnx.Optimizer`` takes) and is a **sum**: divide it by a public constant, after the noise.
       ``info`` is a `ClippedGradInfo` (norms, losses, num_nonfinite). An example whose loss or
-      gradient is not finite contributes exactly zero; an empty batch gives zeros.
+      gradient is not finite contributes exactly zero; an empty batch gives zeros. With an
+      `AdaptiveClip` ``params`` and ``clipped_sum`` are `GradientAndSlots`: parameters and bound in,
+      the sums of gradients over the bound and of the slots out.
 
     Privacy:
       Adding or removing one example moves ``clipped_sum`` by at most ``total_l2_clip(l2_clip)`` in
@@ -95,10 +107,10 @@ def clipped_grad(
       change it.
 
     Raises:
-      ValueError: for a loss that is not a scalar, mixes examples or has parameters that are not
-        floats, leaves of different batch length, a mask of another shape, a bound <= 0, arrays that
-        are split over explicit mesh axes, or a module that draws from its random streams where no
-        key is given.
+      ValueError: for ``params`` without the bound of an `AdaptiveClip`, a loss that is not a
+        scalar, mixes examples or has parameters that are not floats, leaves of different batch
+        length, a mask of another shape, a bound <= 0, arrays that are split over explicit mesh
+        axes, or a module that draws from its random streams where no key is given.
 
     Source: Abadi et al. (2016), Algorithm 1.
 
@@ -110,6 +122,7 @@ def clipped_grad(
     """
     check_function("loss_fn", loss_fn)
     total_l2_clip(l2_clip)
+    adaptive = l2_clip if isinstance(l2_clip, AdaptiveClip) else None
     check_choice("method", method, ("auto", "bookkeeping", "vmap"))
     if microbatch_size is not None and not (
         isinstance(microbatch_size, str) and microbatch_size == "auto"
@@ -128,10 +141,12 @@ def clipped_grad(
         params: ArrayTree,
         batch: ArrayTree,
         mask: jax.Array,
+        bound: jax.Array | None,
     ) -> ClippedSum:
         loss, size = loss_input.bind(loss_fn, constants), len(mask)
         num_terms = max(size, max_batch_size or 0)
-        compute = partial(method_fn, loss, l2_clip, max_batch_size=num_terms)
+        clip = l2_clip if adaptive is None or bound is None else adaptive.at(bound)
+        compute = partial(method_fn, loss, clip, max_batch_size=num_terms)
 
         # All examples at once, if no more than a micro-batch is asked for.
         examples_at_once = microbatch_size
@@ -145,6 +160,11 @@ def clipped_grad(
             summed, info = sum_over_microbatches(
                 compute, examples_at_once, params, batch, mask, unroll=unroll
             )
+
+        # What an adaptive bound is to follow, in the same sum.
+        if adaptive is not None and bound is not None:
+            slots = sum_of_slots(adaptive, info.norms, mask, bound, num_terms)
+            summed = GradientAndSlots(summed, slots)
         return sum_of_clipped(total_l2_clip(l2_clip), summed), info
 
     def clipped_sum_of(
@@ -154,6 +174,17 @@ def clipped_grad(
         *,
         key: PRNGKey | None = None,
     ) -> ClippedSum:
+        # The bound of this step, where it adapts.
+        bound = None
+        if adaptive is not None:
+            if not isinstance(params, GradientAndSlots):
+                raise ValueError(
+                    "params must be l2_clip.with_slots(params, bound) where the clip bound adapts,"
+                    f" got {type(params).__name__}"
+                )
+            bound = params.slots[0]
+            params = params.gradient
+
         # The parameters that are trained, and the examples, with their keys.
         size = batch_length(batch)
         loss_input, trained, constants = split_params(params, wrt, keyed=key is not None)
@@ -164,13 +195,14 @@ def clipped_grad(
         # Gradients stay on the device of their examples.
         for name, tree in (("params", trained), ("batch", batch), ("mask", mask)):
             check_not_explicit(name, tree)
-        trained = as_varying(trained, varying_axes((trained, batch, mask)))
+        trained, bound = as_varying((trained, bound), varying_axes((trained, batch, mask)))
 
         # The gradient of an example must depend on that example alone.
         loss = loss_input.bind(loss_fn, constants)
         check_loss(loss, trained, batch)
-        check_local(partial(method_fn, loss, l2_clip), trained, batch, mask)
-        return clipped_sum_and_info(loss_input, constants, trained, batch, mask)
+        fixed = l2_clip if adaptive is None else adaptive.at(adaptive.initial)
+        check_local(partial(method_fn, loss, fixed), trained, batch, mask)
+        return clipped_sum_and_info(loss_input, constants, trained, batch, mask, bound)
 
     return clipped_sum_of
 

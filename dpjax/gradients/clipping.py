@@ -1,7 +1,8 @@
 """Per-example clipping: norms, clip factors, and clipped sums with their rounding.
 
 A clip bound is a number (flat L2 over the whole tree) or a prefix of the parameter tree with a
-number for each group of leaves (per-layer clipping). With one bound ``c_g`` for each group one
+number for each group of leaves (per-layer clipping); a rule of `dpjax.gradients.clip_rules` may
+stand for a number. With one bound ``c_g`` for each group one
 example contributes a vector of norm at most ``sqrt(sum_g c_g**2)``, the *total* clip bound, which
 is what noise is scaled by.
 
@@ -23,6 +24,7 @@ import numpy.typing as npt
 from dpjax._checks import check, check_positive, is_traced
 from dpjax._typing import ClipBound, Numeric, PyTree
 from dpjax.adjacency import Adjacency, sensitivity_factor
+from dpjax.gradients.clip_rules import AdaptiveClip, ClipRule
 from dpjax.gradients.shard_map import as_varying, varying_axes
 
 A = TypeVar("A")
@@ -73,15 +75,32 @@ def total_l2_clip(l2_clip: ClipBound) -> float:
     >>> total_l2_clip({"conv": 3.0, "dense": 4.0})
     5.0
     """
-    bounds: list[float] = jax.tree.leaves(l2_clip)
-    if not bounds:
+    leaves = jax.tree.leaves(l2_clip)
+    if not leaves:
         raise ValueError(f"l2_clip must hold at least one number > 0, got {l2_clip!r}")
+    if len(leaves) > 1 and any(isinstance(leaf, AdaptiveClip) for leaf in leaves):
+        raise ValueError(
+            f"l2_clip must be numbers, AutomaticClip or PSACClip where it has several groups of"
+            f" leaves, got {l2_clip!r}: a bound that adapts is one for all parameters"
+        )
+    bounds = [float(b) if isinstance(b, ClipRule | AdaptiveClip) else b for b in leaves]
     for bound in bounds:
         check_positive("l2_clip", bound)
         if not is_traced(bound):
             check(float(bound) >= _LEAST_BOUND, "l2_clip", bound, f"at least {_LEAST_BOUND}")
 
     return bounds[0] if len(bounds) == 1 else sum(bound**2 for bound in bounds) ** 0.5
+
+
+def check_clip_numbers(l2_clip: ClipBound, user: str) -> None:
+    """Raises ValueError for a clip bound with a rule in it, which ``user`` does not take."""
+    rules = [x for x in jax.tree.leaves(l2_clip) if isinstance(x, ClipRule | AdaptiveClip)]
+    if rules:
+        raise ValueError(
+            f"l2_clip must be a number, or numbers for groups of parameters, in {user}, got"
+            f" {rules[0]!r}: rules that normalise gradients or move the bound are for private_step"
+            " and train"
+        )
 
 
 def l2_sensitivity(l2_clip: ClipBound, adjacency: Adjacency) -> float:
@@ -171,6 +190,28 @@ def clip_factors(
     return Clipping(of_leaves, jax.tree.unflatten(structure, norms), finite)
 
 
+def sum_of_slots(
+    rule: AdaptiveClip,
+    norms: jax.Array,
+    usable: jax.Array,
+    bound: jax.Array,
+    max_batch_size: int | None = None,
+) -> jax.Array:
+    """Returns the sums of the slots of the ``usable`` examples with finite norms: ``(num_slots,)``.
+
+    Args:
+      rule: of the slots.
+      norms: the unclipped norms, ``(batch,)``.
+      usable: bool ``(batch,)``; the others contribute exactly zero.
+      bound: the current one.
+      max_batch_size: see `clip_factors`: the slots have the same margin.
+    """
+    terms = len(usable) if max_batch_size is None else max_batch_size
+    finite = usable & jnp.isfinite(norms)
+    scale = 1 / (1 + rounding_margin(terms, norms.dtype))
+    return weighted_sum(jnp.full(norms.shape, scale, norms.dtype), finite, rule.slots(norms, bound))
+
+
 def clipped_grad_info(
     norms: PyTree, losses: jax.Array, mask: jax.Array, finite: jax.Array
 ) -> ClippedGradInfo:
@@ -182,9 +223,14 @@ def clipped_grad_info(
     )
 
 
-def clip_factor(norm: jax.Array, bound: Numeric, num_terms: int = 0) -> jax.Array:
-    """``min(1, bound / norm)``, and 1 at norm zero; ``bound`` less the margin for a sum."""
+def clip_factor(norm: jax.Array, bound: Numeric | ClipRule, num_terms: int = 0) -> jax.Array:
+    """``min(1, bound / norm)``, and 1 at norm zero; ``bound`` less the margin for a sum.
+
+    Or a rule's factor, less the same margin.
+    """
     margin = rounding_margin(num_terms, norm.dtype) if num_terms else 0.0
+    if isinstance(bound, ClipRule):
+        return bound.factor(norm) * (1 / (1 + margin))
     bound = jnp.asarray(bound, norm.dtype) * (1 / (1 + margin))
     return jnp.minimum(1, bound / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from dpjax._checks import (
 )
 from dpjax._typing import ClipBound, Numeric
 from dpjax.adjacency import Adjacency, is_size_public
+from dpjax.gradients.clip_rules import AdaptiveClip, ClipRule
 from dpjax.gradients.clipping import l2_sensitivity, total_l2_clip
 from dpjax.guarantee import Guarantee, Tuning
 from dpjax.mechanisms.base import Mechanism
@@ -28,8 +29,12 @@ from dpjax.mechanisms.epochs import Epochs
 from dpjax.sampling.base import Sampling
 from dpjax.transforms import PrivateTransformation
 from dpjax.transforms.chains import step_on_sum
+from dpjax.transforms.correlation import Correlation
 from dpjax.transforms.inspect_state import find_noise, optimizer_state
 from dpjax.transforms.noise import NoiseDescription, add_gaussian_noise, check_noise_scale
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,10 @@ class SubsampledGaussian(Mechanism):
 
     Attributes:
       sampling: how batches are drawn (`PoissonSampling`, `FixedSizeSampling`, ...).
-      l2_clip: bound on one example's contribution in L2: a number, or per-layer bounds.
+      l2_clip: bound on one example's contribution in L2: a number, or per-layer bounds;
+        `AutomaticClip` or `PSACClip` may stand for a number. With `QuantileClip` or `SlackClip` the
+        bound follows the norms: the contribution, over the current bound and with the slots that
+        the next bound is computed from, has norm 1, and the noise multiplier is of both together.
       noise_multiplier: noise standard deviation over the total clip bound, whatever the adjacency:
         a number, or a tuple with one for each step.
       num_steps: number of noisy sums released.
@@ -52,6 +60,10 @@ class SubsampledGaussian(Mechanism):
         with the parameters and computed from the number of records, as the certificate states.
       epochs: where rate and steps were computed from batch size and epochs, as by `dpsgd`, these,
         for the certificate.
+      correlation: a strategy of correlated noise, such as ``BandedToeplitz(64)``, or ``None`` for
+        noise that is independent over steps. ``noise_multiplier`` is that of the independent noise
+        it is made of; the event has this over the strategy's sensitivity, which follows from the
+        steps in which the sampler can draw one record.
       tuning: how clip bound, batch, steps and what follows the noise were chosen, for the
         certificate: ``"on simulated records"`` (as by `dpjax.rehearse`), ``"on public records"``,
         ``"fixed in advance"``, ``"on the private records, not counted"``, which adds a caveat, or
@@ -59,7 +71,8 @@ class SubsampledGaussian(Mechanism):
 
     Raises:
       ValueError: for numbers out of range, a tuple of another length than ``num_steps``, an
-        adjacency that the sampler does not support, or ``epochs`` of other records or fewer steps.
+        adjacency that the sampler does not support, ``epochs`` of other records or fewer steps, or
+        a strategy of correlated noise that does not fit the sampler.
 
     >>> from dpjax.sampling import PoissonSampling
     >>> mechanism = SubsampledGaussian(
@@ -78,6 +91,7 @@ class SubsampledGaussian(Mechanism):
     unit: str = "one record"
     size_scaled: bool = False
     epochs: Epochs | None = None
+    correlation: Correlation | None = None
     tuning: Tuning | None = None
 
     def __post_init__(self) -> None:
@@ -91,6 +105,7 @@ class SubsampledGaussian(Mechanism):
         self._check_epochs()
         if self.tuning is not None:
             check_choice("tuning", self.tuning, get_args(Tuning))
+        self._plan_correlation()
 
     @functools.cached_property
     def guarantee(self) -> Guarantee:
@@ -99,6 +114,14 @@ class SubsampledGaussian(Mechanism):
         noise = f"{min(sigmas):.4g}" + (f" to {max(sigmas):.4g}" if len(sigmas) > 1 else "")
         bound = total_l2_clip(self.l2_clip)
         layers = "" if len(jax.tree.leaves(self.l2_clip)) == 1 else ", shared by layers"
+        rules = any(isinstance(leaf, ClipRule) for leaf in jax.tree.leaves(self.l2_clip))
+        how = "normalised to an L2 norm of at most" if rules else "to L2 norm"
+        clipping = f"each contribution {how} {bound:.4g}{layers}; only sums are noised"
+        if isinstance(self.l2_clip, AdaptiveClip):
+            clipping = (
+                f"each contribution {self.l2_clip.describe()}; the sums that the next bound is"
+                " computed from are noised together with it, and counted in the noise multiplier"
+            )
 
         # Constants computed from the number of records, and this number where they publish it.
         size_constants = self.sampling.size_constants
@@ -108,19 +131,20 @@ class SubsampledGaussian(Mechanism):
             size_constants += ("the sampling rate", "the number of steps")
         public = is_size_public(self.adjacency) or bool(size_constants)
         steps = {} if self.epochs is None else {"steps": self.epochs.describe(self.num_steps)}
+        event, correlation = self._event()
 
         return Guarantee(
-            event=self.sampling.event(self._noise_by_runs()),
+            event=event,
             adjacency=self.adjacency,
             unit=self.unit,
             num_releases=self.num_steps,
             description={
                 "sampling": self.sampling.describe(self.adjacency),
                 **steps,
-                "clipping": f"each contribution to L2 norm {bound:.4g}{layers}; only sums are"
-                " noised",
+                "clipping": clipping,
                 "noise": f"Gaussian, noise multiplier {noise} (standard deviation over the clip"
                 " bound)",
+                **correlation,
             },
             size_constants=size_constants,
             num_examples=self.sampling.num_examples if public else None,
@@ -147,7 +171,12 @@ class SubsampledGaussian(Mechanism):
         for sigma, _ in self._noise_by_runs():
             check_noise_scale(sigma, total_l2_clip(self.l2_clip), most)
         schedule = _NoiseSchedule(self.noise_multiplier, self.num_steps, self.sampling)
-        return add_gaussian_noise(noise_multiplier=schedule, l2_clip=self.l2_clip, key=key)
+        return add_gaussian_noise(
+            noise_multiplier=schedule,
+            l2_clip=self.l2_clip,
+            key=key,
+            correlation=self.correlation,
+        )
 
     def private_optimizer(
         self, optimizer: optax.GradientTransformation, *, key: jax.Array
@@ -159,7 +188,8 @@ class SubsampledGaussian(Mechanism):
             refuses.
           key: a JAX key for the noise; a secret.
         """
-        return step_on_sum(self.noise(key), self.sampling.expected_batch_size, optimizer)
+        size = self.sampling.expected_batch_size
+        return step_on_sum(self.noise(key), size, optimizer, self.l2_clip)
 
     def first_steps(self, num_steps: int) -> "SubsampledGaussian":
         """Returns the mechanism of the first ``num_steps`` steps, at most those planned."""
@@ -175,6 +205,68 @@ class SubsampledGaussian(Mechanism):
         noise = self.noise_multiplier
         scaled = tuple(factor * s for s in noise) if isinstance(noise, tuple) else factor * noise
         return dataclasses.replace(self, noise_multiplier=scaled)
+
+    def _plan_correlation(self) -> None:
+        """Plans the strategy for the steps; raises ValueError for one that does not fit."""
+        check_type("correlation", self.correlation, Correlation | None, "a strategy, or None")
+        if self.correlation is None:
+            return
+        if isinstance(self.noise_multiplier, tuple):
+            raise ValueError(
+                "noise_multiplier must be one number with correlation, whose sensitivity is that of"
+                f" equal noise in all steps, got {len(self.noise_multiplier)} of them"
+            )
+        separation, is_fixed = self.sampling.participation(self.num_steps)
+        planned = self.correlation.plan(self.num_steps, separation=separation)
+        object.__setattr__(self, "correlation", planned)
+        steps = planned.num_steps
+        allowed = f"at least the mechanism's num_steps = {self.num_steps}"
+        check(steps is None or steps >= self.num_steps, "correlation's num_steps", steps, allowed)
+        if not is_fixed and not self._is_amplified(separation):
+            raise ValueError(
+                f"correlation must fit the sampler, got {planned} with {self.sampling}, which can"
+                f" draw a record in steps {separation} apart: every strategy fits"
+                " CyclicPoissonSampling of whole groups (sampling_rate = 1 / num_groups) and one"
+                " epoch of ShuffledEpochs; BandedToeplitz fits CyclicPoissonSampling at any rate"
+                " with as many groups as bands or more; under other samplers leave it out"
+            )
+
+    def _is_amplified(self, separation: int) -> bool:
+        """Whether columns of the strategy for two steps of one record do not overlap."""
+        assert self.correlation is not None
+        bands = self.correlation.bandwidth
+        return self.num_steps <= separation or (bands is not None and bands <= separation)
+
+    def _event(self) -> tuple["DpEvent", dict[str, str]]:
+        """The event of all steps, and a description of the correlation if there is one."""
+        if self.correlation is None:
+            return self.sampling.event(self._noise_by_runs()), {}
+        assert not isinstance(self.noise_multiplier, tuple)
+        separation, _ = self.sampling.participation(self.num_steps)
+        count = -(-self.num_steps // separation)
+        steps = f"a record takes part {count:,} times at most"
+        steps += f", {separation:,} steps apart" if count > 1 else ""
+
+        # Independent releases of the columns of the steps of a record, which do not overlap, or
+        # one release of all.
+        if self._is_amplified(separation):
+            sensitivity, _ = self.correlation.sensitivity(self.num_steps)
+            noise = self.noise_multiplier / sensitivity
+            event = self.sampling.event([(noise, self.num_steps)])
+            kind = f"{sensitivity:.6g} for each time"
+        else:
+            sensitivity, is_exact = self.correlation.sensitivity(
+                self.num_steps, separation=separation
+            )
+            from dp_accounting import GaussianDpEvent
+
+            event = GaussianDpEvent(self.noise_multiplier / sensitivity)
+            kind = f"{sensitivity:.6g} for all times ({'exact' if is_exact else 'upper bound'})"
+        text = (
+            f"{self.correlation}: noise of different steps is correlated; {steps}; sensitivity of"
+            f" the strategy {kind}, which the noise multiplier is divided by"
+        )
+        return event, {"correlation": text}
 
     def _check_epochs(self) -> None:
         """Raises ValueError for epochs that are not those of sampler and steps."""
@@ -325,6 +417,7 @@ def mechanism_of(
         num_steps=num_steps,
         adjacency=adjacency,
         unit=unit,
+        correlation=description.correlation,
     )
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from dpjax._checks import as_key, as_numbers, batch_length, check, check_type
+from dpjax._checks import as_count, as_key, as_numbers, batch_length, check, check_type
 from dpjax._typing import ArrayTree, PRNGKey, PyTree
-from dpjax.adjacency import Adjacency, check_adjacency
+from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -31,6 +31,18 @@ class Batch(NamedTuple):
 
     indices: jax.Array
     mask: jax.Array
+
+
+class Participation(NamedTuple):
+    """In which steps one record can take part.
+
+    Attributes:
+      separation: the least number of steps from one to the next.
+      is_fixed: whether they are without chance, ``separation`` apart.
+    """
+
+    separation: int
+    is_fixed: bool
 
 
 class Sampling(abc.ABC):
@@ -135,6 +147,15 @@ class Sampling(abc.ABC):
         """
         check_adjacency(adjacency)
 
+    def participation(self, num_steps: int) -> Participation:
+        """Returns in which of the first ``num_steps`` steps a record can take part: by default any.
+
+        Args:
+          num_steps: number of steps.
+        """
+        as_count("num_steps", num_steps)
+        return Participation(1, is_fixed=False)
+
     @abc.abstractmethod
     def describe(self, adjacency: Adjacency) -> str:
         """Returns a description of the sampling for the certificate, without n if n is private.
@@ -147,6 +168,17 @@ class Sampling(abc.ABC):
         """Returns the event of ``noise_runs``: pairs of noise multiplier and number of steps."""
         check_noise_runs(noise_runs)
         return compose([repeated(self.step_event(sigma), count) for sigma, count in noise_runs])
+
+
+def check_size_is_public(sampling: Sampling, adjacency: Adjacency) -> None:
+    """Raises ValueError for add/remove, for samplers whose batches follow from the records."""
+    check_adjacency(adjacency)
+    if not is_size_public(adjacency):
+        raise ValueError(
+            f"adjacency must be 'replace_one' or 'zero_out' for {type(sampling).__name__}, got"
+            f" {adjacency!r}: its batches and their number follow from the number of records,"
+            " which adding or removing one would change; PoissonSampling takes 'add_remove'"
+        )
 
 
 def check_noise_runs(noise_runs: NoiseRuns) -> None:

@@ -10,12 +10,14 @@ import jax.numpy as jnp
 from dpjax._checks import as_count, as_key, check, check_non_negative
 from dpjax._random import random_subset
 from dpjax._typing import PRNGKey
-from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
+from dpjax.adjacency import Adjacency, check_adjacency
 from dpjax.sampling.base import (
     Batch,
     NoiseRuns,
+    Participation,
     Sampling,
     check_noise_runs,
+    check_size_is_public,
     compose,
     repeated,
 )
@@ -53,13 +55,7 @@ class _FixedSize(Sampling):
 
     def check_adjacency(self, adjacency: Adjacency) -> None:
         """Rejects add/remove: batches and their number depend on n, which is then public."""
-        check_adjacency(adjacency)
-        if not is_size_public(adjacency):
-            raise ValueError(
-                f"adjacency must be 'replace_one' or 'zero_out' for {type(self).__name__}, got"
-                f" {adjacency!r}: its batches and their number follow from the number of records,"
-                " which adding or removing one would change; PoissonSampling takes 'add_remove'"
-            )
+        check_size_is_public(self, adjacency)
 
 
 @dataclass(frozen=True)
@@ -155,6 +151,11 @@ class ShuffledEpochs(_FixedSize):
         slots = state.step * self.batch_size + jnp.arange(self.batch_size, dtype=jnp.int32)
         batch = Batch(order[jnp.minimum(slots, self.num_examples - 1)], slots < self.num_examples)
         return batch, ShuffledState(key, order, (state.step + 1) % self.steps_per_epoch)
+
+    def participation(self, num_steps: int) -> Participation:
+        """Returns one step of the first epoch; of several epochs consecutive ones are possible."""
+        is_once = as_count("num_steps", num_steps) <= self.steps_per_epoch
+        return Participation(num_steps if is_once else 1, is_fixed=is_once)
 
     def step_event(self, noise_multiplier: float) -> "DpEvent":
         """Returns the event of one step alone: a Gaussian release on all records."""

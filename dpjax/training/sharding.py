@@ -139,8 +139,9 @@ class MeshSharding:
     def state_specs(self, state: PyTree, params: ArrayTree) -> Specs:
         """Returns partitions of a state: those of the parameters wherever it holds trees like them.
 
-        A leaf is placed like the parameter whose path ends its own path and whose shape it has;
-        keys, counters and all other leaves are replicated.
+        A leaf is placed like the parameter whose path ends its own path and whose shape it has, or
+        has after a leading axis, as buffers of correlated noise; keys, counters and all other
+        leaves are replicated.
 
         Args:
           state: a tree of arrays, or of their shapes.
@@ -159,6 +160,12 @@ class MeshSharding:
                 spec
                 for tail, shape, spec in known
                 if shape == np.shape(leaf) and path[len(path) - len(tail) :] == tail
+            ] or [
+                PartitionSpec(None, *spec)
+                for tail, shape, spec in known
+                if np.ndim(leaf)
+                and shape == np.shape(leaf)[1:]
+                and path[len(path) - len(tail) :] == tail
             ]
             return same[0] if same else REPLICATED
 

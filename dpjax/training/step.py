@@ -10,7 +10,7 @@ import optax
 
 from dpjax._checks import as_key, check_type
 from dpjax._typing import LossFn, MicrobatchSize, PRNGKey, PyTree, SamplerState
-from dpjax.gradients import clipped_grad
+from dpjax.gradients import AdaptiveClip, clipped_grad
 from dpjax.gradients.shard_map import check_not_explicit
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.batch_gradient import StepInfo, sum_next_draw
@@ -117,9 +117,10 @@ def private_step(
     )
     check_type("sharding", sharding, MeshSharding | None, "a MeshSharding or None")
     sampling = mechanism.sampling
+    l2_clip = mechanism.l2_clip
     clipped_sum = clipped_grad(
         loss_fn,
-        mechanism.l2_clip,
+        l2_clip,
         method=method,
         microbatch_size=microbatch_size,
         max_batch_size=sampling.num_static_batches * sampling.physical_batch_size,
@@ -145,12 +146,17 @@ def private_step(
         check_not_explicit("state", state)
         check_not_explicit("data", data)
 
+        # The parameters, and the clip bound where it adapts.
+        inputs = state.params
+        if isinstance(l2_clip, AdaptiveClip):
+            inputs = l2_clip.with_slots(inputs, state.optimizer[1].bound)
+
         # Draw a batch, clip the gradients of its records, and add them up.
         step_key = None
         if state.loss_key is not None:
             step_key = jax.random.fold_in(state.loss_key, state.num_releases)
         total, info, sampler = sum_next_draw(
-            clipped_sum, sampling, state.sampler, state.params, data, step_key, sharding
+            clipped_sum, sampling, state.sampler, inputs, data, step_key, sharding
         )
 
         # Add noise to the sum, divide it by the expected batch size, and optimise.

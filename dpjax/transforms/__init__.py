@@ -1,8 +1,17 @@
-"""Differentially private optax transformations: clipping, Gaussian noise, NoisySGD, NoisyAdam."""
+"""Differentially private optax transformations: clipping, noise, NoisySGD, NoisyAdam."""
 
 from dpjax.transforms.aggregate import differentially_private_aggregate
-from dpjax.transforms.chains import noisy_adam, noisy_sgd
+from dpjax.transforms.chains import FollowClipBoundState, follow_clip_bound, noisy_adam, noisy_sgd
 from dpjax.transforms.clip import clip_per_example
+from dpjax.transforms.correlation import (
+    BLT,
+    BandedToeplitz,
+    Correlation,
+    CorrelationReport,
+    Dense,
+    InverseSquareRoot,
+    LambdaCGD,
+)
 from dpjax.transforms.noise import (
     AddGaussianNoiseState,
     PrivateTransformation,
@@ -10,11 +19,20 @@ from dpjax.transforms.noise import (
 )
 
 __all__ = [
+    "BLT",
     "AddGaussianNoiseState",
+    "BandedToeplitz",
+    "Correlation",
+    "CorrelationReport",
+    "Dense",
+    "FollowClipBoundState",
+    "InverseSquareRoot",
+    "LambdaCGD",
     "PrivateTransformation",
     "add_gaussian_noise",
     "clip_per_example",
     "differentially_private_aggregate",
+    "follow_clip_bound",
     "noisy_adam",
     "noisy_sgd",
 ]

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax._checks import as_mask, batch_length
+from dpjax._checks import as_mask, batch_length, check
 from dpjax._typing import ClipBound
+from dpjax.gradients.clip_rules import AdaptiveClip
 from dpjax.gradients.clipping import clip_and_sum, total_l2_clip
 from dpjax.transforms.noise import check_description, static_bounds
 
@@ -31,7 +32,9 @@ def clip_per_example(l2_clip: ClipBound) -> optax.GradientTransformationExtraArg
     """Clips each example's gradient to ``l2_clip`` and returns their **sum**.
 
     Args:
-      l2_clip: a number (flat L2 over the whole tree) or a prefix tree of numbers (per-layer).
+      l2_clip: a number (flat L2 over the whole tree) or a prefix tree of numbers (per-layer);
+        `AutomaticClip` or `PSACClip` may stand for a number. A bound that adapts needs what is
+        released: see `noisy_sgd`.
 
     Returns:
       An optax transformation whose updates are per-example gradients, every leaf with a leading
@@ -63,6 +66,13 @@ def clip_per_example(l2_clip: ClipBound) -> optax.GradientTransformationExtraArg
     [0.3, 0.4]
     """
     total_l2_clip(l2_clip)
+    check(
+        not isinstance(l2_clip, AdaptiveClip),
+        "l2_clip",
+        l2_clip,
+        "a number or a rule without a state; a bound that adapts is an argument of noisy_sgd,"
+        " noisy_adam, SubsampledGaussian and clipped_grad",
+    )
     own_state = ClipPerExampleState(static_bounds(l2_clip))
 
     def init(params: optax.Params) -> ClipPerExampleState:
@@ -77,15 +87,8 @@ def clip_per_example(l2_clip: ClipBound) -> optax.GradientTransformationExtraArg
     ) -> tuple[optax.Updates, ClipPerExampleState]:
         check_description(state, own_state)
         check_per_example(updates, params)
-        if "mask" not in extra_args:
-            raise TypeError(
-                "update needs the keyword mask: mask=batch.mask of a sampler's batch, whose padding"
-                " repeats records that must not be added up, or None where every slot has a record"
-                " of its own. Where no keyword can be passed, sums of dpjax.clipped_grad need no"
-                " clip_per_example"
-            )
-        usable = as_mask(extra_args["mask"], (batch_length(updates, "updates"),))
-        return clip_and_sum(updates, l2_clip, jnp.asarray(usable))[0], state
+        usable = mask_argument(updates, extra_args)
+        return clip_and_sum(updates, l2_clip, usable)[0], state
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -104,3 +107,15 @@ def check_per_example(updates: optax.Updates, params: optax.Params | None) -> No
             " have been added up: clip first, optax.chain(clip_per_example(...),"
             " optax.MultiSteps(...))"
         )
+
+
+def mask_argument(updates: optax.Updates, extra_args: dict[str, Any]) -> jax.Array:
+    """Returns the keyword ``mask`` of an update of per-example gradients, bool ``(B,)``."""
+    if "mask" not in extra_args:
+        raise TypeError(
+            "update needs the keyword mask: mask=batch.mask of a sampler's batch, whose padding"
+            " repeats records that must not be added up, or None where every slot has a record"
+            " of its own. Where no keyword can be passed, sums of dpjax.clipped_grad need no"
+            " clip_per_example"
+        )
+    return jnp.asarray(as_mask(extra_args["mask"], (batch_length(updates, "updates"),)))

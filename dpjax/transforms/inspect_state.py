@@ -226,6 +226,11 @@ def _joint_noise(state: PartitionState) -> NoiseInState:
         return noises[0]
 
     # They are released together, and independent.
+    if any(noise.description.correlation is not None for noise in noises):
+        raise ValueError(
+            "groups of optax.partition must have noise that is independent over steps, got"
+            " correlation=: one noise transformation for all parameters takes it"
+        )
     keys = tuple(key for noise in noises for key in noise.keys)
     if len(set(keys)) < len(keys):
         raise ValueError("groups of optax.partition must have noise with different keys")

@@ -13,11 +13,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax._checks import as_key, check_non_negative, is_traced
+from dpjax._checks import as_key, check_non_negative, check_type, is_traced
 from dpjax._random import normal
-from dpjax._typing import ArrayTree, ClipBound, Numeric, PRNGKey
+from dpjax._typing import ArrayTree, ClipBound, Numeric, PRNGKey, PyTree
+from dpjax.gradients.clip_rules import AdaptiveClip
 from dpjax.gradients.clipping import accumulator, total_l2_clip
 from dpjax.gradients.shard_map import check_same_on_devices
+from dpjax.transforms.correlation import Correlation
 
 D = TypeVar("D")
 T = TypeVar("T")
@@ -36,11 +38,13 @@ class NoiseDescription:
         ``None`` if it is a JAX array or an object that holds one.
       divisor: what the sum is divided by. ``"batch length"`` is the length of the batch that was
         drawn: public if that is fixed, private under Poisson sampling.
+      correlation: how the noise of different updates is correlated; ``None`` if it is independent.
     """
 
     l2_clip: ClipBound | None = dataclasses.field(hash=False)
     noise_multiplier: optax.ScalarOrSchedule | None = dataclasses.field(hash=False)
     divisor: Divisor = "none"
+    correlation: Correlation | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "l2_clip", static_bounds(self.l2_clip))
@@ -122,16 +126,22 @@ class AddGaussianNoiseState(NamedTuple):
       num_releases: number of noisy sums released so far, int32.
       shapes: the shapes that every update must have (static).
       description: clip bound and noise multiplier as `dpjax.mechanism_of` reads them (static).
+      buffers: earlier noise that correlated noise is made of, a secret, too; else ``None``.
     """
 
     key: PRNGKey
     num_releases: jax.Array
     shapes: LeafShapes
     description: NoiseDescription
+    buffers: PyTree = None
 
 
 def add_gaussian_noise(
-    *, noise_multiplier: optax.ScalarOrSchedule, l2_clip: ClipBound, key: PRNGKey
+    *,
+    noise_multiplier: optax.ScalarOrSchedule,
+    l2_clip: ClipBound,
+    key: PRNGKey,
+    correlation: Correlation | None = None,
 ) -> PrivateTransformation:
     """Adds Gaussian noise of standard deviation ``noise_multiplier * l2_clip`` to a **sum**.
 
@@ -141,8 +151,12 @@ def add_gaussian_noise(
       noise_multiplier: standard deviation over the clip bound; a number, or a schedule
         ``num_releases -> noise_multiplier``.
       l2_clip: the bound that examples were clipped to; with per-layer bounds the noise is scaled to
-        the total bound, equal on all coordinates.
+        the total bound, equal on all coordinates. With an `AdaptiveClip` the updates are
+        `GradientAndSlots`, of which one example moves all together by at most 1.
       key: a JAX key. It is part of the state and split at each update, so noise is not reused.
+      correlation: a strategy of correlated noise, such as ``LambdaCGD(0.9)``, whose noise partly
+        cancels in sums over updates; ``noise_multiplier`` is then that of the independent noise it
+        is made of. By default the noise of different updates is independent.
 
     Returns:
       An optax transformation on trees shaped like the parameters. A per-example tree, with its
@@ -152,6 +166,9 @@ def add_gaussian_noise(
       Each update is one Gaussian release: noise multiplier ``noise_multiplier`` under add/remove,
       half of it under replace one (the accountants apply the factor). Transformations after it are
       post-processing; its input must be a sum of examples clipped to ``l2_clip``, not a mean.
+      With ``correlation`` all updates are one release, whose noise multiplier is this one over the
+      sensitivity of the strategy, which depends on the sampler: `SubsampledGaussian` and
+      `mechanism_of` derive it. Past the strategy's ``num_steps`` the updates are NaN.
       Floating-point noise: see the README on what is not guaranteed.
 
     Raises:
@@ -172,11 +189,20 @@ def add_gaussian_noise(
     bound, key = total_l2_clip(l2_clip), as_key(key)
     if not callable(noise_multiplier):
         check_noise_scale(noise_multiplier, bound)
-    description = NoiseDescription(l2_clip, noise_multiplier)
+    check_type("correlation", correlation, Correlation | None, "such as LambdaCGD(0.9), or None")
+    if isinstance(l2_clip, AdaptiveClip) and correlation is not None:
+        raise ValueError(
+            "l2_clip must be a fixed bound where the noise is correlated, got"
+            f" {l2_clip!r}: noise in units of a bound that moves does not cancel"
+        )
+    description = NoiseDescription(l2_clip, noise_multiplier, correlation=correlation)
 
     def init(params: optax.Params) -> AddGaussianNoiseState:
+        if isinstance(l2_clip, AdaptiveClip):
+            params = l2_clip.with_slots(params, l2_clip.initial)
+        buffers = None if correlation is None else correlation.init(params)
         return AddGaussianNoiseState(
-            key, jnp.zeros((), jnp.int32), LeafShapes.of(params), description
+            key, jnp.zeros((), jnp.int32), LeafShapes.of(params), description, buffers
         )
 
     def update(
@@ -211,8 +237,27 @@ def add_gaussian_noise(
             noise_multiplier(state.num_releases) if callable(noise_multiplier) else noise_multiplier
         )
         next_key, noise_key = jax.random.split(state.key)
-        noisy = gaussian_like(noise_key, updates, multiplier * bound)
-        return noisy, state._replace(key=next_key, num_releases=state.num_releases + 1)
+        if correlation is None:
+            noisy = gaussian_like(noise_key, updates, multiplier * bound)
+            return noisy, state._replace(key=next_key, num_releases=state.num_releases + 1)
+
+        # Correlated with that of earlier updates, and NaN past those planned.
+        step, deviation = state.num_releases, multiplier * bound
+        if correlation.num_steps is not None:
+            deviation = jnp.where(step < correlation.num_steps, deviation, jnp.nan)
+        leaves, treedef = jax.tree.flatten(jax.tree.map(jnp.asarray, updates))
+        noisy_leaves, next_buffers = [], []
+        keys = leaf_keys(noise_key, leaves)
+        for leaf, leaf_key, buffer in zip(
+            leaves, keys, jax.tree.leaves(state.buffers), strict=True
+        ):
+            noise, buffer = correlation.draw(leaf_key, leaf, buffer, step)
+            noisy_leaves.append(_add_noise(leaf, noise, deviation))
+            next_buffers.append(buffer)
+        buffers = jax.tree.unflatten(jax.tree.structure(state.buffers), next_buffers)
+        return jax.tree.unflatten(treedef, noisy_leaves), state._replace(
+            key=next_key, num_releases=step + 1, buffers=buffers
+        )
 
     return PrivateTransformation.of(init, update, description)
 
@@ -283,14 +328,27 @@ def gaussian_like(key: PRNGKey, tree: T, standard_deviation: Numeric) -> T:
       ValueError: under ``vmap``, several trees with one key.
     """
     leaves, treedef = jax.tree.flatten(jax.tree.map(jnp.asarray, tree))
-    key = _key_of_each_sum(key, jax.lax.stop_gradient(leaves))
-    noisy = []
-    for leaf_key, leaf in zip(jax.random.split(key, max(len(leaves), 1)), leaves, strict=False):
-        dtype = accumulator(leaf)
-        noise = normal(leaf_key, leaf.shape, dtype) * jnp.asarray(standard_deviation, dtype)
-        noisy.append((leaf.astype(dtype) + noise).astype(leaf.dtype))
+    noisy = [
+        _add_noise(leaf, normal(leaf_key, leaf.shape, accumulator(leaf)), standard_deviation)
+        for leaf, leaf_key in zip(leaves, leaf_keys(key, leaves), strict=True)
+    ]
     noisy_tree: T = jax.tree.unflatten(treedef, noisy)
     return noisy_tree
+
+
+def leaf_keys(key: PRNGKey, leaves: list[jax.Array]) -> list[PRNGKey]:
+    """Returns a key for the noise of each array.
+
+    Raises:
+      ValueError: under ``vmap``, several trees with one key.
+    """
+    key = _key_of_each_sum(key, jax.lax.stop_gradient(leaves))
+    return list(jax.random.split(key, max(len(leaves), 1)))[: len(leaves)]
+
+
+def _add_noise(leaf: jax.Array, noise: jax.Array, standard_deviation: Numeric) -> jax.Array:
+    scaled = noise * jnp.asarray(standard_deviation, noise.dtype)
+    return (leaf.astype(noise.dtype) + scaled).astype(leaf.dtype)
 
 
 @jax.custom_batching.custom_vmap

@@ -12,6 +12,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from dpjax.sampling import (
+    AllocatedSampling,
     FixedSizeSampling,
     PoissonSampling,
     ShuffledEpochs,
@@ -37,6 +38,7 @@ SAMPLERS = {
     "truncated": TruncatedPoissonSampling(NUM_EXAMPLES, 0.2, truncated_batch_size=40),
     "fixed": FixedSizeSampling(NUM_EXAMPLES, 40),
     "shuffled": ShuffledEpochs(NUM_EXAMPLES, 40),
+    "allocated": AllocatedSampling(NUM_EXAMPLES, steps_per_epoch=4, participations=2),
 }
 OPTIMIZERS = {"sgd": optax.sgd(0.5), "adam": optax.adam(0.1)}
 PER_LAYER = {"in": 0.5, "out": 1.0}

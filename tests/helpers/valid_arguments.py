@@ -245,12 +245,21 @@ VALUES: dict[str, Any] = {
     "num_canaries": 16,
     "num_examples": 8,
     "num_steps": 3,
+    "bands": 2,
+    "buffers": 1,
+    "decay": 0.5,
+    "separation": 2,
+    "num_groups": 2,
+    "sampling.CyclicPoissonSampling: sampling_rate": 0.25,
     "batch_size": 2,
     "epochs": 2.0,
     "sampling_rate": 0.5,
+    "steps_per_epoch": 4,
     "sampling": poisson,
     "mechanism": steps,
     "l2_clip": 1.0,
+    "rule": lambda: dpjax.QuantileClip(1.0),
+    "gradients.QuantileClip: initial": 1.0,
     "noise_multiplier": 1.0,
     "expected_batch_size": 4.0,
     "loss_fn": lambda: loss,
@@ -618,12 +627,25 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "sampling.FixedSizeSampling": lambda: dpjax.FixedSizeSampling(8, 2),
     "sampling.fixed_size._FixedSize": lambda: dpjax.FixedSizeSampling(8, 2),
     "sampling.base.Sampling": poisson,
+    "sampling.CyclicPoissonSampling": lambda: dpjax.CyclicPoissonSampling(8, 0.25, num_groups=2),
     "sampling.PoissonSampling": poisson,
+    "sampling.AllocatedSampling": lambda: dpjax.AllocatedSampling(8, steps_per_epoch=4),
     "sampling.ShuffledEpochs": lambda: dpjax.ShuffledEpochs(8, 2),
     "sampling.TruncatedPoissonSampling": lambda: dpjax.TruncatedPoissonSampling(
         8, 0.5, truncated_batch_size=6
     ),
+    "gradients.AutomaticClip": lambda: dpjax.AutomaticClip(1.0),
+    "gradients.PSACClip": lambda: dpjax.PSACClip(1.0),
+    "gradients.QuantileClip": lambda: dpjax.QuantileClip(1.0),
+    "gradients.SlackClip": lambda: dpjax.SlackClip(1.0),
+    "gradients.clip_rules.AdaptiveClip": lambda: dpjax.QuantileClip(1.0),
     "training.MeshSharding": mesh_sharding,
+    "transforms.BLT": lambda: dpjax.BLT(2, num_steps=8),
+    "transforms.BandedToeplitz": lambda: dpjax.BandedToeplitz(2, num_steps=8),
+    "transforms.Dense": lambda: dpjax.Dense(8),
+    "transforms.InverseSquareRoot": lambda: dpjax.InverseSquareRoot(2),
+    "transforms.LambdaCGD": lambda: dpjax.LambdaCGD(0.5),
+    "transforms.correlation.Correlation": lambda: dpjax.LambdaCGD(0.5, num_steps=8),
     "accounting.tradeoff.base.TradeOff": lambda: tradeoff.Gaussian(1.0),
     "bayes.DPSVI": svi,
     "bayes.variational.DPSVIResult": svi_result,
@@ -826,6 +848,9 @@ RESULTS = {
     for name in [f"{package}.{one}" for one in names]
 }
 NOT_CALLED: dict[str, str] = {
+    "gradients.AdaptiveClip": "an abstract class",
+    "gradients.GradientAndSlots": "arrays of any shape",
+    "transforms.FollowClipBoundState": "a state of a transformation",
     **{
         f"rehearsal.{name}": "arguments are refused in tests/rehearsal"
         for name in [
@@ -843,6 +868,12 @@ NOT_CALLED: dict[str, str] = {
     "audit.one_run": "scores of any kind: tests/audit/test_one_run.py",
     "audit.canary_loss": "a loss, traced with arrays",
     "training.Budget": "checked by train",
+    "transforms.CorrelationReport": "made by a strategy",
+    "sampling.Participation": "made by a sampler",
+    **{
+        f"transforms.correlation.Correlation.{method}": "in jit, with the noise of a step"
+        for method in ("init", "draw")
+    },
     "training.MeshSharding.param_specs": "in a step, with its parameters",
     "training.MeshSharding.describe": "in a step, with its parameters",
     "bayes.sgmcmc.Langevin": "an abstract class",
@@ -867,10 +898,23 @@ NOT_CALLED: dict[str, str] = {
         for method in methods
     },
     **{
+        f"gradients.{rule}.{method}": "in a step, with traced norms"
+        for rule, methods in {
+            "AutomaticClip": ["factor"],
+            "PSACClip": ["factor"],
+            "QuantileClip": ["slots", "log_change"],
+            "SlackClip": ["slots", "log_change"],
+            "clip_rules.AdaptiveClip": ["slots", "log_change", "next_bound", "at", "with_slots"],
+        }.items()
+        for method in methods
+    },
+    **{
         f"sampling.{sampler}.{method}": "in jit, with the state or draw of a sampler"
         for sampler, methods in {
+            "CyclicPoissonSampling": ["draw", "batch", "members_at", "num_batches"],
             "FixedSizeSampling": ["draw"],
             "PoissonSampling": ["draw", "batch", "members_at", "num_batches"],
+            "AllocatedSampling": ["draw", "batch", "members_at", "num_batches"],
             "ShuffledEpochs": ["draw"],
             "TruncatedPoissonSampling": ["draw"],
             "base.Sampling": ["draw", "batch", "members_at", "subset_key", "num_batches"],

@@ -13,6 +13,8 @@ from helpers.inputs import gaussian_mechanism
 from dpjax.accounting import UnsupportedEventError, epsilon
 from dpjax.adjacency import ADJACENCIES
 from dpjax.sampling import (
+    AllocatedSampling,
+    CyclicPoissonSampling,
     FixedSizeSampling,
     PoissonSampling,
     ShuffledEpochs,
@@ -26,6 +28,8 @@ SAMPLERS = [
     TruncatedPoissonSampling(13, 0.5, truncated_batch_size=5),
     FixedSizeSampling(13, 5),
     ShuffledEpochs(13, 5),
+    AllocatedSampling(13, steps_per_epoch=4, participations=2, physical_batch_size=4),
+    CyclicPoissonSampling(13, 0.2, num_groups=3),
 ]
 FRESH_EACH_STEP = SAMPLERS[:3]
 each_sampler = pytest.mark.parametrize("sampling", SAMPLERS, ids=lambda s: type(s).__name__)

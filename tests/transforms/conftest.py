@@ -11,6 +11,7 @@ import pytest
 from helpers.inputs import update_of
 
 from dpjax import (
+    BandedToeplitz,
     FixedSizeSampling,
     SubsampledGaussian,
     add_gaussian_noise,
@@ -86,6 +87,16 @@ CASES = {
             noise_multiplier=FALLING,
             l2_clip={"w": 1.0, "b": 2.0},
             key=key,
+        ),
+        False,
+        ends_like_params=False,
+    ),
+    "add_gaussian_noise with correlation": Case(
+        lambda key: add_gaussian_noise(
+            noise_multiplier=0.5,
+            l2_clip=1.0,
+            key=key,
+            correlation=BandedToeplitz(3, coefficients="square_root"),
         ),
         False,
         ends_like_params=False,

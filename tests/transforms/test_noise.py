@@ -15,6 +15,7 @@ from dpjax import (
     differentially_private_aggregate,
     noisy_sgd,
 )
+from dpjax.transforms import correlation
 from dpjax.transforms import noise as noise_module
 
 pytestmark = pytest.mark.usefixtures("strict_numerics")
@@ -207,6 +208,7 @@ class TestKeys:
             return record
 
         monkeypatch.setattr(noise_module, "normal", recorded(noise_module.normal))
+        monkeypatch.setattr(correlation, "_draw_once", recorded(correlation._draw_once))
         for name in ("split", "fold_in"):
             monkeypatch.setattr(jax.random, name, recorded(getattr(jax.random, name)))
         params = {"w": jnp.ones(2), "b": [jnp.ones(2), jnp.ones(2)]}

@@ -8,7 +8,8 @@ import optax
 import pytest
 from helpers.inputs import update_of
 
-from dpjax import FixedSizeSampling, mechanism_of
+from dpjax import FixedSizeSampling, ShuffledEpochs, mechanism_of
+from dpjax.transforms import AddGaussianNoiseState
 
 
 def params_of(dtype=jnp.float32):
@@ -172,11 +173,18 @@ def test_state_tree_map_params(transformation):
     chex.assert_trees_all_equal(words(mapped), words(state))
 
 
+def _is_noise(node):
+    return isinstance(node, AddGaussianNoiseState)
+
+
 def test_mechanism_of_state(case, transformation):
     if not case.noisy:
         pytest.skip("nothing is released")
-    sampling = FixedSizeSampling(40, 4)
+    # The mechanism's own, or one epoch, in which a record takes part once: for correlated noise.
     state = transformation.init(params_of())
+    own = [s for s in jax.tree.leaves(state, is_leaf=_is_noise) if _is_noise(s)]
+    correlated = any(each.description.correlation is not None for each in own)
+    sampling = ShuffledEpochs(40, 4) if correlated else FixedSizeSampling(40, 4)
     found = mechanism_of(state, sampling=sampling, num_steps=3, adjacency="replace_one")
     assert found.num_steps == 3
     assert np.ravel(found.noise_multiplier)[0] == pytest.approx(0.5)

@@ -5,6 +5,7 @@ from dpjax.accounting.kinds import (  # noqa: F401 - defining a kind registers i
     discrete_gaussian,
     gaussian,
     laplace,
+    random_allocation,
     randomized_response,
     truncated_poisson,
     wishart,

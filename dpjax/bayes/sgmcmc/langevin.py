@@ -39,7 +39,7 @@ from dpjax._checks import (
 )
 from dpjax._typing import ArrayTree, ClipBound, Numeric, Params, PRNGKey, PyTree
 from dpjax.adjacency import Adjacency
-from dpjax.gradients.clipping import total_l2_clip
+from dpjax.gradients.clipping import check_clip_numbers, total_l2_clip
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
@@ -255,6 +255,7 @@ class Langevin(Mechanism):
         check_count("num_chains", self.num_chains)
         check_choice("batches", self.batches, ("own", "shared"))
         check_positive("l2_clip", total_l2_clip(self.l2_clip))
+        check_clip_numbers(self.l2_clip, "SG-MCMC")
         self.sampling.check_adjacency(self.adjacency)
         _ = self.step_sizes  # checks them
 
@@ -455,6 +456,7 @@ def langevin_transformation(
     check_positive("temperature", temperature)
     check_count("num_examples", num_examples)
     check_positive("expected_batch_size", expected_batch_size)
+    check_clip_numbers(l2_clip, "SG-MCMC")
     injected = functools.partial(
         injected_noise_multiplier,
         temperature=temperature,
@@ -484,6 +486,6 @@ def langevin_transformation(
         schedule, lambda step: (noise(step) if callable(noise) else noise) * clip_over_size
     )
     added = add_gaussian_noise(noise_multiplier=noise, l2_clip=l2_clip, key=as_key(key))
-    chain = step_on_sum(added, expected_batch_size, update)
+    chain = step_on_sum(added, expected_batch_size, update, l2_clip)
     description = dataclasses.replace(added.description, divisor="public constant")
     return PrivateTransformation.of(chain.init, chain.update, description)

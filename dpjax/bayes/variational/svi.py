@@ -83,7 +83,7 @@ from dpjax.bayes.variational.validate import (
     find_sites,
     initial_value,
 )
-from dpjax.gradients.clipping import total_l2_clip
+from dpjax.gradients.clipping import check_clip_numbers, total_l2_clip
 from dpjax.keys import seeded_flag
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.poisson import PoissonSampling
@@ -269,6 +269,11 @@ class DPSVIResult(RunResult):
         """
         check_share("burn_in", burn_in)
         trace = self.state.trace
+        if self.svi.mechanism.correlation is not None:
+            raise ValueError(
+                "mechanism's correlation must be None for a noise-aware posterior, whose likelihood"
+                f" has independent noise in each step, got {self.svi.mechanism.correlation}"
+            )
         if trace is None:
             raise no_trace_error(self.svi.guide, self.params, self.svi.loss.num_particles)
 
@@ -510,6 +515,7 @@ class DPSVI:
         check_optimizer(optim)
         check_type("mechanism", mechanism, SubsampledGaussian, "a SubsampledGaussian")
         check_choice("gradient", gradient, get_args(Gradient))
+        check_clip_numbers(mechanism.l2_clip, "DPSVI")
         if gradient == "aligned":
             check_aligned(loss.num_particles, mechanism.l2_clip)
         check_type("release_clipped_share", release_clipped_share, bool, "True or False")
