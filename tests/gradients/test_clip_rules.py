@@ -219,6 +219,7 @@ def test_optax_chains_state_their_noise(rule: Any) -> None:
         optimizer.update(grads, state, PARAMS)
 
 
+@pytest.mark.slow
 def test_noisy_chain_and_private_step_move_the_bound_alike() -> None:
     """Without noise, on all records: `noisy_sgd` and `private_step` are one algorithm."""
     rule, data = dpjax.QuantileClip(0.5), records()

@@ -96,6 +96,7 @@ def test_unfinished_epoch_is_bounded():
     assert alone < whole
 
 
+@pytest.mark.slow
 def test_worst_case_sums_have_the_certified_delta():
     """Sums over the sampler's own batches, of the record alone; false alarm below 1e-6.
 

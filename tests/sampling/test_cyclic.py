@@ -42,6 +42,7 @@ def test_whole_groups_in_fixed_order():
         assert np.flatnonzero(counts[step]).tolist() == list(range(step % 4, 10, 4))
 
 
+@pytest.mark.slow
 def test_several_physical_batches():
     """No record is dropped."""
     sampling = CyclicPoissonSampling(40, 0.5, num_groups=2, physical_batch_size=6)
@@ -103,6 +104,7 @@ def test_add_remove_refused():
         CyclicPoissonSampling(12, 0.1, num_groups=4).check_adjacency("add_remove")
 
 
+@pytest.mark.slow
 def test_members_at():
     sampling = CyclicPoissonSampling(13, 0.2, num_groups=4)
     state = sampling.init(jax.random.key(1))

@@ -71,6 +71,7 @@ def full(matrix):
 
 
 @each_strategy
+@pytest.mark.slow
 def test_covariance_of_all_steps(strategy):
     """That of C^-1 z, with 2,000 draws; not that of a band or a lag more or less."""
     inverse = full(strategy.noise_matrix(NUM_STEPS))
@@ -128,6 +129,7 @@ def test_buffers_restored_twice_change_the_covariance():
 
 
 @each_strategy
+@pytest.mark.slow
 def test_compiled_once_and_in_a_scan(strategy):
     noise, traces = gaussian(strategy), []
     zeros = jnp.zeros(4)
@@ -227,6 +229,7 @@ def test_report_as_text():
         assert part in text, part
 
 
+@pytest.mark.slow
 def test_strategies_differ():
     """Of the same key: no two of them draw the same noise after the first step."""
     rows = [releases(strategy, 3, 3)[0][2] for strategy in STRATEGIES]

@@ -100,6 +100,7 @@ def test_errors_of_more_strategies():
         )
 
 
+@pytest.mark.slow
 def test_blt_of_jax_privacy():
     """Their test's values: 100,000 steps, two buffers, largest error."""
     scales, decays = numerics.optimize_blt(100_000, 2, 100_000, "max")
@@ -142,6 +143,7 @@ def test_blt_closed_forms(num_steps, separation):
     assert math.sqrt(squared) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_blt_optimum_of_each_objective():
     once, often = (BLT(2, num_steps=60, separation=b) for b in (60, 10))
     largest = BLT(2, error="max", num_steps=60)
