@@ -48,7 +48,7 @@ class CorrelationReport:
       rmse: root mean square error of the prefix sums.
       max_error: the largest error of a prefix sum.
       independent_rmse: that of independent noise.
-      lower_bound: no factorisation has a smaller ``rmse``: the dual value up to 256 steps,
+      lower_bound: no factorisation has a smaller ``rmse``: that of the optimum up to 256 steps,
         else the bound of singular values.
       memory: buffers in the optimiser's state, in copies of the parameters.
     """
@@ -101,8 +101,9 @@ class Correlation(abc.ABC):
     num_steps: int | None
 
     def __post_init__(self) -> None:
-        if self.num_steps is not None:
-            object.__setattr__(self, "num_steps", as_count("num_steps", self.num_steps))
+        for name in ("num_steps", "separation"):
+            if getattr(self, name, None) is not None:
+                object.__setattr__(self, name, as_count(name, getattr(self, name)))
 
     def plan(self, num_steps: int, *, separation: int) -> Self:
         """Returns the strategy for ``num_steps``, unless it was planned for a number of steps.
@@ -114,11 +115,10 @@ class Correlation(abc.ABC):
         num_steps, separation = as_count("num_steps", num_steps), as_count("separation", separation)
         if self.num_steps is not None:
             return self
-        return self._planned(num_steps, separation)
-
-    def _planned(self, num_steps: int, separation: int) -> Self:
-        del separation
-        return dataclasses.replace(self, num_steps=num_steps)  # type: ignore[type-var]
+        changes = {"num_steps": num_steps}
+        if getattr(self, "separation", separation) is None:
+            changes["separation"] = separation
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     @property
     @abc.abstractmethod
@@ -269,7 +269,7 @@ class Correlation(abc.ABC):
         participations = factorization.num_participations(num_steps, separation)
         bound = factorization.spectral_bound(num_steps, separation)
         if num_steps <= factorization.LARGEST_OPTIMUM:
-            bound = factorization.optimize_dense(num_steps, separation, tolerance=1e-6)[2]
+            bound = factorization.optimize_dense(num_steps, separation)[2]
         return CorrelationReport(
             planned,
             num_steps,
@@ -400,12 +400,6 @@ class BLT(Correlation):
         object.__setattr__(self, "buffers", as_count("buffers", self.buffers))
         check(self.buffers <= 10, "buffers", self.buffers, "at most 10")
         check_choice("error", self.error, ("rmse", "max"))
-        if self.separation is not None:
-            object.__setattr__(self, "separation", as_count("separation", self.separation))
-
-    def _planned(self, num_steps: int, separation: int) -> Self:
-        separation = separation if self.separation is None else self.separation
-        return dataclasses.replace(self, num_steps=num_steps, separation=separation)
 
     @property
     def needs_num_steps(self) -> bool:
@@ -537,19 +531,28 @@ class LambdaCGD(Correlation):
 
 @dataclass(frozen=True)
 class Dense(Correlation):
-    """The lower triangular matrix of least RMSE in a single pass, for at most 512 steps.
+    """The lower triangular matrix of least RMSE, for at most 512 steps.
+
+    It is the optimum for records that take part in steps exactly ``separation`` apart: of all
+    matrices, up to the precision that ``report`` shows.
 
     Attributes:
       num_steps: planned steps; a mechanism sets it.
+      separation: of the steps in which a record takes part; a mechanism sets it, by default once.
 
     Source: Henzinger, Upadhyay & Upadhyay (2023); Choquette-Choo et al. (2023), Section 3.
 
     >>> report = Dense(16).report()
     >>> round(report.rmse, 4), report.excess < 1e-5
     (1.6894, True)
+    >>> report = Dense().report(64, separation=8)
+    >>> round(report.rmse, 4), report.excess < 1e-5
+    (7.0085, True)
     """
 
     num_steps: int | None = None
+    _: KW_ONLY
+    separation: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -569,7 +572,8 @@ class Dense(Correlation):
     @functools.cached_property
     def _inverse(self) -> Array:
         assert self.num_steps is not None
-        factor, _, _ = factorization.optimize_dense(self.num_steps, self.num_steps, 1e-8)
+        separation = self.num_steps if self.separation is None else self.separation
+        factor, _, _ = factorization.optimize_dense(self.num_steps, separation)
         return _as_float32(np.tril(np.linalg.inv(factor)))
 
     def _strategy_matrix(self, num_steps: int) -> Array:

@@ -15,8 +15,6 @@ Array: TypeAlias = npt.NDArray[np.float64]
 
 # The largest matrix of which the optimum is computed for a report.
 LARGEST_OPTIMUM = 256
-# Exponent of the fixed-point iteration for the multipliers; 1 takes more than twice the steps.
-_OVER_RELAXATION = 3.0
 
 
 def square_root(count: int) -> Array:
@@ -290,51 +288,99 @@ def _mean_geometric(rates: Array, count: int) -> Array:
 
 
 @functools.cache
-def optimize_dense(
-    num_steps: int, separation: int, tolerance: float = 1e-11
-) -> tuple[Array, float, float]:
-    """Returns a factor C and bounds on the RMSE of every factorisation of prefix sums.
+def optimize_dense(num_steps: int, separation: int) -> tuple[Array, float, float]:
+    """Returns the factor C of least RMSE, that RMSE, and a lower bound on every factorisation's.
 
-    Minimises tr(A^T A X^-1), X = C^T C, where the diagonal of X sums to at most 1 over each of the
-    patterns of steps ``separation`` apart: in a single pass the sensitivity itself, else a part of
-    it. The dual is 2 tr(V^1/2 A^T A V^1/2)^1/2 - sum(v), v_t the multiplier of its pattern, and
-    every v is a lower bound.
+    A record takes part in the steps of one pattern, those ``separation`` apart. Contributions of
+    norm 1 whose inner products are M (positive semidefinite, with ones on the diagonal) move C G by
+    the square root of the sum of M * X over the pattern, X = C^T C. So for weights v of the
+    patterns and any M of each, and V of blocks v M, every factorisation of sensitivity 1 has a sum
+    of squared errors of at least (tr (A V A^T)^(1/2))^2 / sum(v): the dual. Where that is largest,
+    A^T (A V A^T)^(-1/2) A is a multiple of the X of least error: its columns of C are orthogonal
+    within each pattern, so that no M is worse than another.
+
+    Args:
+      num_steps: of the error.
+      separation: of the steps in which a record takes part.
 
     Returns:
-      C, lower triangular; the RMSE of X at the constraint, and the dual lower bound, equal up to
-      ``tolerance``. For more than a single pass C is feasible after division by its sensitivity.
+      C, lower triangular, of sensitivity 1; its RMSE; and that of the dual, which is a lower bound
+      however close to the largest one it is.
 
-    Source: Choquette-Choo et al. (2023), Section 3; Henzinger, Upadhyay & Upadhyay (2023).
+    Source: Choquette-Choo et al. (2023), "Multi-epoch matrix factorization mechanisms", Section 3,
+    for orthogonal columns. The multipliers of that problem are blocks v M, so it has the least
+    error of all.
     """
-    ones = np.tril(np.ones((num_steps, num_steps)))
-    square = ones.T @ ones
-    patterns = np.arange(num_steps) % min(separation, num_steps)
-    num_patterns = int(patterns.max()) + 1
-    multipliers = np.full(num_patterns, 1.0)
-    for _ in range(400):
-        # The optimum X of these multipliers: V^-1/2 (V^1/2 A^T A V^1/2)^1/2 V^-1/2.
-        weights = np.sqrt(multipliers[patterns])
-        values, vectors = np.linalg.eigh(weights[:, None] * square * weights)
+    from scipy.optimize import minimize
+
+    # Pattern p has the steps p, p + period, ...; entry (i, j) of its block is that of its steps.
+    period = min(separation, num_steps)
+    size = num_participations(num_steps, period)
+    patterns, lower = np.arange(period), np.tril_indices(size)
+    prefix_sums = np.tril(np.ones((num_steps, num_steps)))
+
+    def dual(parameters: Array) -> tuple[float, Array, Array]:
+        """Minus the logarithm of the dual, its derivative, and A^T (A V A^T)^(-1/2) A."""
+        # M from rows of norm 1, and V of these blocks, without steps after the last.
+        weights, rows = np.exp(parameters[:period]), np.zeros((period, size, size))
+        rows[:, lower[0], lower[1]] = parameters[period:].reshape(period, -1)
+        norms = np.linalg.norm(rows, axis=2, keepdims=True)
+        unit = rows / norms
+        correlations = unit @ unit.transpose(0, 2, 1)
+        grid = np.zeros((size, period, size, period))
+        grid[:, patterns, :, patterns] = weights[:, None, None] * correlations
+        multipliers = grid.reshape(size * period, -1)[:num_steps, :num_steps]
+
+        values, vectors = np.linalg.eigh(prefix_sums @ multipliers @ prefix_sums.T)
         roots = np.sqrt(np.maximum(values, 0))
-        root = (vectors * roots) @ vectors.T
-        diagonal = np.bincount(patterns, root.diagonal() / weights**2, num_patterns)
-        # Multipliers times a constant: the best dual value; X over its largest sum: feasible.
-        dual = roots.sum() ** 2 / multipliers.sum()
-        primal = roots.sum() * diagonal.max()
-        if primal <= dual * (1 + tolerance):
-            break
-        multipliers = multipliers * diagonal**_OVER_RELAXATION
-        multipliers = multipliers / multipliers.mean()
-    gram = root / np.multiply.outer(weights, weights) / diagonal.max()
+        factors = prefix_sums.T @ vectors
+        gram = (factors / np.maximum(roots, 1e-15 * roots.max())) @ factors.T
+        logarithm = 2 * math.log(roots.sum()) - math.log(weights.sum())
+
+        # The derivative of tr (A V A^T)^(1/2) by V is half of ``gram``.
+        grid = np.zeros((size * period, size * period))
+        grid[:num_steps, :num_steps] = gram / roots.sum()
+        blocks = grid.reshape(size, period, size, period)[:, patterns, :, patterns]
+        blocks = weights[:, None, None] * blocks
+        by_weight = np.sum(blocks * correlations, axis=(1, 2)) - weights / weights.sum()
+        by_unit = 2 * blocks @ unit
+        by_row = (by_unit - np.sum(by_unit * unit, axis=2, keepdims=True) * unit) / norms
+        return -logarithm, -np.append(by_weight, by_row[:, lower[0], lower[1]]), gram
+
+    # From equal weights and the correlations that are the optimum of a single pattern, where X is
+    # diagonal: those of the columns of A.
+    square = np.eye(size * period)
+    square[:num_steps, :num_steps] = prefix_sums.T @ prefix_sums
+    grid = square.reshape(size, period, size, period)[:, patterns, :, patterns]
+    start = np.append(np.zeros(period), np.linalg.cholesky(grid)[:, lower[0], lower[1]])
+    options: Any = {"maxiter": 500, "ftol": 1e-12, "gtol": 1e-8, "maxcor": 30}
+    loss: Any = lambda parameters: dual(parameters)[:2]  # noqa: E731
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
+    minus_logarithm, _, gram = dual(found.x)
+
+    # Columns made orthogonal within each pattern, with squared norms that sum to 1: so what is left
+    # of the search changes the error in second order only.
+    scale = np.zeros_like(gram)
+    for pattern in patterns:
+        steps = np.arange(pattern, num_steps, period)
+        block = gram[np.ix_(steps, steps)]
+        values, vectors = np.linalg.eigh(block)
+        norms = np.sqrt(block.diagonal() / block.trace())
+        scale[np.ix_(steps, steps)] = (vectors / np.sqrt(values)) @ vectors.T * norms
+    gram = scale.T @ gram @ scale
+
     # C lower triangular with C^T C = X: the Cholesky factor of X in reverse order.
-    factor = np.linalg.cholesky(gram[::-1, ::-1])[::-1, ::-1].T
-    return factor, math.sqrt(primal / num_steps), math.sqrt(dual / num_steps)
+    factor: Array = np.linalg.cholesky(gram[::-1, ::-1])[::-1, ::-1].T.astype(np.float64)
+    inverse: Array = np.linalg.inv(factor).astype(np.float64)
+    squared = float(np.sum(squared_errors(inverse)))
+    lowest = math.exp(-minus_logarithm)
+    return factor, math.sqrt(squared / num_steps), math.sqrt(lowest / num_steps)
 
 
 def spectral_bound(num_steps: int, separation: int) -> float:
     """Returns a lower bound on the RMSE of every factorisation: of the singular values of A.
 
-    The dual bound with equal multipliers.
+    The dual of `optimize_dense` with equal weights and no correlations.
 
     >>> round(spectral_bound(16, 16), 4)
     1.6284
