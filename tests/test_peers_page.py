@@ -1,4 +1,4 @@
-"""The page beside other libraries: no empty cell, and every object of dpjax that it names exists."""
+"""The page beside other libraries: no empty cell, and every named object of dpjax exists."""
 
 import importlib
 import re
@@ -35,19 +35,15 @@ def exists(name):
 def problems(page):
     found = []
     for feature, ours, *peers in feature_rows(page):
-        answer, names = (
-            re.match(r"yes:|partly:|no;|", ours)[0],
-            re.findall(r"`(dpjax[\w.]*)`", ours),
-        )
+        answer = re.match(r"yes:|partly:|no;|", ours)[0]
         if len(peers) != 2 or not all([feature, ours, *peers]):
             found.append(f"{feature}: an empty cell")
         if not answer or len(ours) <= len(answer):
             found.append(f"{feature}: not 'yes: what', 'partly: what' or 'no; the nearest'")
-        if not names:
+        if not re.search(r"`dpjax[\w.]*`", ours):
             found.append(f"{feature}: names no object of dpjax")
-        for peer in peers:
-            if not re.match(r"(yes|partly|no)\b", peer):
-                found.append(f"{feature}: a peer's cell without an answer")
+        if not all(re.match(r"(yes|partly|no)\b", peer) for peer in peers):
+            found.append(f"{feature}: a peer's cell without an answer")
     named = sorted(set(re.findall(r"`(dpjax[\w.]*)`", page)))
     return found + [f"{name} does not exist" for name in named if not exists(name)]
 
