@@ -1,5 +1,7 @@
 """The average of the parameters: its closed form, in runs, and beside other transformations."""
 
+import dataclasses
+
 import flax.nnx as nnx
 import jax
 import jax.numpy as jnp
@@ -140,3 +142,41 @@ def test_mechanism_of_an_optimizer_with_an_average():
     _, state = optimizer.update(jnp.ones((4, 3)), state, jnp.zeros(3), mask=None)
     found = mechanism_of(state, sampling=PoissonSampling(40, 0.25), adjacency="add_remove")
     assert (found.num_steps, found.noise_multiplier) == (1, 2.0)
+
+
+@pytest.mark.slow
+def test_averages_of_optax_work_in_a_run():
+    params, mechanism = {"w": jnp.zeros(3)}, gaussian_mechanism(num_steps=6)
+    result = train(
+        KEY,
+        squared_error,
+        params,
+        linear_records(),
+        optax.contrib.schedule_free_sgd(0.1),
+        mechanism=mechanism,
+        progress=False,
+    )
+    average = optax.contrib.schedule_free_eval_params(result.optimizer_state, result.params)["w"]
+    assert np.isfinite(average).all()
+    assert (average != result.params["w"]).all()
+
+
+@pytest.mark.slow
+def test_a_second_run_continues_the_optimizer_of_the_first():
+    """Without noise and with all records in each batch, two runs are one."""
+    mechanism = gaussian_mechanism(
+        PoissonSampling(40, 1.0), noise_multiplier=0.0, num_steps=3, adjacency="zero_out"
+    )
+    optimizer = optax.adam(optax.linear_schedule(0.1, 0.01, 6))
+
+    def steps(optimizer, params, num_steps):
+        plan = dataclasses.replace(mechanism, num_steps=num_steps)
+        data = linear_records()
+        return train(KEY, squared_error, params, data, optimizer, mechanism=plan, progress=False)
+
+    first = steps(optimizer, {"w": jnp.zeros(3)}, 3)
+    onwards = optax.GradientTransformation(lambda _: first.optimizer_state, optimizer.update)
+    second, whole = steps(onwards, first.params, 3), steps(optimizer, {"w": jnp.zeros(3)}, 6)
+    np.testing.assert_allclose(second.params["w"], whole.params["w"], rtol=1e-5)
+    anew = steps(optimizer, first.params, 3)  # power
+    assert not np.allclose(anew.params["w"], whole.params["w"], rtol=1e-3)
