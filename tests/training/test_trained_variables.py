@@ -36,6 +36,9 @@ def loss(model, example):
     return optax.softmax_cross_entropy_with_integer_labels(model(example[0]), example[1])
 
 
+gradient_of_all = nnx.jit(nnx.grad(loss, argnums=nnx.DiffState(0, nnx.Param)))
+
+
 HEAD = nnx.All(nnx.Param, nnx.PathContains("head"))
 FILTERS = {
     "biases": (nnx.All(nnx.Param, nnx.PathContains("bias")), {(8,), (3,)}),
@@ -55,9 +58,7 @@ def test_norms_and_sum_are_of_the_trained_variables(name, method):
 
     expected, norms, norms_of_all = jax.tree.map(jnp.zeros_like, summed), [], []
     for index in range(SIZE):
-        gradients = nnx.grad(loss, argnums=nnx.DiffState(0, nnx.Param))(
-            model, jax.tree.map(lambda leaf, i=index: leaf[i], BATCH)
-        )
+        gradients = gradient_of_all(model, jax.tree.map(lambda leaf, i=index: leaf[i], BATCH))
         norms_of_all.append(optax.tree.norm(gradients))
         kept = nnx.filter_state(gradients, trained)
         norms.append(optax.tree.norm(kept))
