@@ -16,8 +16,8 @@ FIRST = {
     "dpjax.gradients": "clipped_grad ClippedGradInfo AutomaticClip PSACClip QuantileClip SlackClip"
     " AdaptiveClip GradientAndSlots explain Explanation total_l2_clip l2_sensitivity unit_loss"
     " group_by_unit",
-    "dpjax.transforms": "noisy_sgd noisy_adam add_gaussian_noise clip_per_example BandedToeplitz"
-    " BLT InverseSquareRoot LambdaCGD Dense Correlation CorrelationReport",
+    "dpjax.transforms": "noisy_sgd noisy_adam add_gaussian_noise clip_per_example params_ema"
+    " BandedToeplitz BLT InverseSquareRoot LambdaCGD Dense Correlation CorrelationReport",
     "dpjax.accounting": "calibrate epsilon epsilon_bounds EpsilonBounds max_num_steps",
     "dpjax.accounting.tradeoff": "TradeOff Gaussian Laplace compose subsample mixture group",
     "dpjax.sensitivity": "Sensitivity of_mean of_sum of_count of_histogram of_quantile_counts"

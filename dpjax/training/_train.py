@@ -68,12 +68,16 @@ class TrainResult(RunResult):
       mechanism: the mechanism **as run**, with the steps that were taken.
       seeded: whether the key looks like ``jax.random.key(seed)``, whose noise can be reproduced.
       first_plan: the steps planned at first, where a run on a folder was continued with more.
+      optimizer_state: the state of the optimiser given to `train`, computed from noisy sums alone
+        and so covered by the same guarantee: averages of the parameters (`params_ema`,
+        ``optax.contrib.schedule_free_eval_params``), or where a next run is to start.
     """
 
     params: PyTree
     mechanism: SubsampledGaussian
     seeded: bool
     first_plan: int | None = None
+    optimizer_state: PyTree = ()
 
     def _released_tables(self) -> list[HTMLTable]:
         return [leaf_table("Released parameters", self.params)]
@@ -215,7 +219,8 @@ def train(
             f" got one that admits {num_steps}"
         )
     as_run = mechanism.first_steps(end.num_done)
-    return TrainResult(end.state.params, as_run, end.seeded, end.first_plan)
+    own_state = end.state.optimizer[-1]  # without the noise before it, whose key is a secret
+    return TrainResult(end.state.params, as_run, end.seeded, end.first_plan, own_state)
 
 
 def _affordable_steps(budget: Budget, mechanism: SubsampledGaussian) -> int:

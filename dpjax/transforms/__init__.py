@@ -1,6 +1,7 @@
-"""Differentially private optax transformations: clipping, noise, NoisySGD, NoisyAdam."""
+"""Differentially private optax transformations: clipping, noise, NoisySGD, NoisyAdam, EMA."""
 
 from dpjax.transforms.aggregate import differentially_private_aggregate
+from dpjax.transforms.average import ParamsEmaState, params_ema
 from dpjax.transforms.chains import FollowClipBoundState, follow_clip_bound, noisy_adam, noisy_sgd
 from dpjax.transforms.clip import clip_per_example
 from dpjax.transforms.correlation import (
@@ -28,6 +29,7 @@ __all__ = [
     "FollowClipBoundState",
     "InverseSquareRoot",
     "LambdaCGD",
+    "ParamsEmaState",
     "PrivateTransformation",
     "add_gaussian_noise",
     "clip_per_example",
@@ -35,4 +37,5 @@ __all__ = [
     "follow_clip_bound",
     "noisy_adam",
     "noisy_sgd",
+    "params_ema",
 ]

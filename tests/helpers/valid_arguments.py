@@ -851,6 +851,7 @@ NOT_CALLED: dict[str, str] = {
     "gradients.AdaptiveClip": "an abstract class",
     "gradients.GradientAndSlots": "arrays of any shape",
     "transforms.FollowClipBoundState": "a state of a transformation",
+    "transforms.ParamsEmaState": "a state of a transformation",
     **{
         f"rehearsal.{name}": "arguments are refused in tests/rehearsal"
         for name in [
