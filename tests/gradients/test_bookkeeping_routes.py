@@ -4,10 +4,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 from helpers import zoo_models
-from helpers.bookkeeping_checks import routes_of
+from helpers.bookkeeping_checks import assert_same, routes_of
 from helpers.zoo import ZOO, build
 
 import dpjax
+from dpjax.gradients.bookkeeping import sums
+from dpjax.gradients.bookkeeping.routes import plan_routes
+from dpjax.gradients.clipping import clip_factors
 
 
 def reasons(name):
@@ -62,6 +65,72 @@ def test_route_of_one_weight(loss, shape, example, route):
 def test_route_of_a_dense_layer_on_one_vector():
     routes = of({"w": (400, 300), "b": (300,)}, dense, ("x", (400,)))
     assert routes == {"['b']": "instantiate", "['w']": "ghost"}
+
+
+# One pass for norm and sum.
+
+
+def heads(p, e):
+    """Two large layers on tokens, the weights of the second on the left of a product."""
+    hidden = jnp.tanh(e[0] @ p["w"])
+    return jnp.sum(jnp.tanh(p["head"] @ hidden.T) * e[1]) + jnp.sum(p["b"] * e[0][0, 0])
+
+
+def heads_case(dtype=jnp.float32):
+    keys = jax.random.split(jax.random.key(0), 5)
+    shapes = {"w": (1024, 640), "head": (1200, 640), "b": (3,)}
+    params = {
+        name: 0.05 * jax.random.normal(key, shape).astype(dtype)
+        for key, (name, shape) in zip(keys, shapes.items(), strict=False)
+    }
+    x, y = jax.random.normal(keys[3], (4, 500, 1024)), jax.random.normal(keys[4], (4, 1200, 500))
+    return params, (x.at[1, 0, 0].set(jnp.nan), y * jnp.array([1e-3, 1, 1, 30])[:, None, None])
+
+
+def test_the_most_expensive_leaf_takes_one_pass():
+    """Of two leaves that are computed sequentially; not beyond 512 examples at a time."""
+    explanation = dpjax.explain(heads, *heads_case())
+    routes = {leaf.leaf: leaf.route for leaf in explanation.leaves}
+    assert routes["['w']"].name == routes["['head']"].name == "sequential"
+    assert routes["['head']"].reason.endswith("; norm and sum in one pass")
+    assert not routes["['w']"].reason.endswith("one pass")
+
+    params, batch = heads_case()
+    example = jax.tree.map(lambda x: x[0], batch)
+    plan = plan_routes(heads, params, example, 512)
+    assert plan.last is not None
+    assert plan.blocks[plan.last].block.leaf == 1
+    assert plan_routes(heads, params, example, 513).last is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "clip", [2.0, {"b": 1.0, "head": 0.5, "w": 2.0}, dpjax.gradients.AutomaticClip(1.0)], ids=str
+)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=str)
+def test_one_pass_agrees_with_vmap(clip, dtype):
+    """One example is not finite, one is masked, two are clipped or not."""
+    params, batch = heads_case(dtype)
+    mask = jnp.array([True, True, True, False])
+    found = dpjax.clipped_grad(heads, clip, method="bookkeeping")(params, batch, mask)
+    expected = dpjax.clipped_grad(heads, clip, method="vmap")(params, batch, mask)
+    assert_same(found, expected, 2e-5 if dtype == jnp.float32 else 2e-2)
+
+
+@pytest.mark.slow
+def test_power_one_pass_without_the_norms_of_the_other_leaves(monkeypatch):
+    params, batch = heads_case()
+
+    def clip_of_last_alone(squares, *args):
+        if len(squares["head"]) == 1:  # of one example, in the pass
+            squares = squares | {name: 0 * squares[name] for name in ("w", "b")}
+        return clip_factors(squares, *args)
+
+    monkeypatch.setattr(sums, "clip_factors", clip_of_last_alone)
+    found = dpjax.clipped_grad(heads, 2.0, method="bookkeeping")(params, batch, None)
+    expected = dpjax.clipped_grad(heads, 2.0, method="vmap")(params, batch, None)
+    with pytest.raises(AssertionError):
+        assert_same(found, expected, 2e-5)
 
 
 @pytest.mark.parametrize("length", [(), (7,), (2, 3)])

@@ -118,7 +118,7 @@ def recorded_values(block: RoutedBlock, trace: Trace) -> tuple[list[Operands], l
 
 
 def norms_of_blocks(plan: Plan, trace: Trace) -> dict[int, BlockNorms | PerExampleGradients]:
-    """Squared norms of the per-example gradients of all blocks that are used, by number."""
+    """Squared norms of the per-example gradients of all used blocks but the plan's last."""
     # Instantiated gradients.
     gradients: dict[int, PerExampleGradients] = {}
     for number, block in enumerate(plan.blocks):
@@ -131,7 +131,7 @@ def norms_of_blocks(plan: Plan, trace: Trace) -> dict[int, BlockNorms | PerExamp
     norms: dict[int, BlockNorms] = {}
     stacks: dict[int, list[int]] = {}  # by length: numbers of blocks
     for number, block in enumerate(plan.blocks):
-        if number in gradients or block.route.name == "unused":
+        if number in gradients or number == plan.last or block.route.name == "unused":
             continue
         if block.recomputed:
             squares, cancelling = trace.squares[block.numbers[0]].T
@@ -179,18 +179,32 @@ def norms_of_entry(
     """
     # Upper bounds.
     if block.route.name == "sequential":
-        each = partial(_instantiated_squared_norm, block.ops[0])
-        bound = map_sequentially(each, (operands, output_grads))
+        (op,) = block.ops
+
+        def square(operands: list[Operands], output_grads: list[jax.Array]) -> SquaredNorm:
+            return gradient_and_square(op, operands[0], output_grads[0])[1]
+
+        bound = map_sequentially(square, (operands, output_grads))
     elif len(block.ops) == 1 and block.ops[0].primitive in LOOKUPS:
         bound = embedding_squared_norms(block.ops[0], operands[0], output_grads[0])
     else:
         bound = jax.vmap(partial(_ghost_squared_norm, block.ops))(operands, output_grads)
+    return accurate_norms(block, bound, operands, output_grads)
+
+
+def accurate_norms(
+    block: RoutedBlock,
+    bound: SquaredNorm,
+    operands: list[Operands],
+    output_grads: list[jax.Array],
+) -> BlockNorms:
+    """Squared norms from upper bounds, and which examples' terms cancel."""
     if not may_cancel(block):
         return BlockNorms(bound.value)
 
     # Instantiated norms for the examples where these are too large by their rounding. The error of
     # such a gradient is far smaller; two programs may round it differently.
-    cancelling = jnp.isfinite(bound.value) & (bound.rounding > _SHARE * bound.value)
+    cancelling = terms_cancel(bound)
     margin = bound.rounding * (jnp.finfo(bound.value.dtype).eps / 2**12)
 
     def instantiate(squares: jax.Array, index: jax.Array) -> jax.Array:
@@ -199,6 +213,11 @@ def norms_of_entry(
         return squares.at[index].set(square + margin[index])
 
     return BlockNorms(for_each(cancelling, instantiate, bound.value), cancelling)
+
+
+def terms_cancel(bound: SquaredNorm) -> jax.Array:
+    """Whether a bound is too large by its rounding: the example's gradient is instantiated."""
+    return jnp.isfinite(bound.value) & (bound.rounding > _SHARE * bound.value)
 
 
 # Ghost norms.
@@ -259,15 +278,16 @@ def _grams(one: Factors, other: Factors) -> tuple[jax.Array, jax.Array]:
     return (other.left[0][:, one.left] * (one.left >= 0)).T, rights
 
 
-def _instantiated_squared_norm(
-    op: LinearOp, operands: list[Operands], output_grads: list[jax.Array]
-) -> SquaredNorm:
-    """The same of one example, from its gradient."""
-    left, right = factors(op, operands[0], output_grads[0])
+def gradient_and_square(
+    op: LinearOp, operands: Operands, output_grad: jax.Array
+) -> tuple[jax.Array, SquaredNorm]:
+    """One example's gradient ``(groups, rows, columns)``, and its squared norm."""
+    left, right = factors(op, operands, output_grad)
     gradient = jnp.einsum("gtr,gtc->grc", left, right, precision=EXACT)
     terms = jnp.sum(left**2, axis=-1) * jnp.sum(right**2, axis=-1)  # may cancel
     rounding = 4 * jnp.finfo(gradient.dtype).eps * jnp.sum(terms)
-    return SquaredNorm(jnp.vdot(gradient, gradient, precision=EXACT) + rounding, rounding)
+    square = jnp.vdot(gradient, gradient, precision=EXACT) + rounding
+    return gradient, SquaredNorm(square, rounding)
 
 
 def embedding_squared_norms(

@@ -189,6 +189,14 @@ class LinearOp(NamedTuple):
             and self.output_size() > 0
         )
 
+    def is_dense(self) -> bool:
+        """Whether it is a product with the parameter without axes common to both."""
+        if self.primitive != "dot_general":
+            return False
+        _, batch = self.equation.params["dimension_numbers"]
+        sizes = [self.output_size(), *(math.prod(self.input_shape(n)) for n in (0, 1))]
+        return not batch[self.operand] and min(sizes) > 0
+
     def _looks_up_rows(self) -> bool:
         """Whether a lookup takes one whole row of a matrix for each index."""
         table, indices, params = self.input_shape(0), self.input_shape(1), self.equation.params

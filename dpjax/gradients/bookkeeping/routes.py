@@ -21,6 +21,7 @@ from dpjax.gradients.bookkeeping.program import (
     read_loss,
     varying_values,
 )
+from dpjax.gradients.clipping import PART_SIZE
 from dpjax.gradients.loss_checks import check_loss, check_params, split_params, with_keys
 from dpjax.gradients.shard_map import one_example
 
@@ -86,11 +87,14 @@ class Plan(NamedTuple):
       blocks: of all leaves, each with its route.
       microbatch_size: the examples for which layers under ``remat`` store their values, so that
         nothing is recomputed; ``None`` where all examples are computed at once.
+      last: number of the block of which one pass over the examples computes norms and sum, with
+        the norms of all others known; ``None`` if there is none.
     """
 
     program: LossProgram
     blocks: tuple[RoutedBlock, ...]
     microbatch_size: int | None = None
+    last: int | None = None
 
 
 def plan_routes(loss_fn: LossFn, params: ArrayTree, example: ArrayTree, batch_size: int) -> Plan:
@@ -121,7 +125,30 @@ def plan_routes(loss_fn: LossFn, params: ArrayTree, example: ArrayTree, batch_si
         else:
             route = _choose_route(block.stack, ops, math.prod(entry.shape), recomputed)
         blocks.append(RoutedBlock(block, numbers, ops, entry, recomputed, route))
-    return Plan(program, tuple(blocks), size)
+    last = _choose_last(blocks, size or batch_size)
+    if last is not None:
+        route = blocks[last].route
+        route = route._replace(reason=f"{route.reason}; norm and sum in one pass")
+        blocks[last] = blocks[last]._replace(route=route)
+    return Plan(program, tuple(blocks), size, last)
+
+
+def _choose_last(blocks: Sequence[RoutedBlock], batch_size: int) -> int | None:
+    """The block whose gradients take longest to instantiate twice, for the norm and for the sum.
+
+    Dense, on the route ``"sequential"``, without a stack. Norms that the backward pass needs come
+    too early, several parts of a sum too late; on other backends than CPUs one example at a time is
+    slow.
+    """
+    work = {}
+    for number, block in enumerate(blocks):
+        if block.route.name == "sequential" and block.ops[0].is_dense() and not block.block.stack:
+            shape = block.ops[0].outer_products()
+            assert shape is not None
+            work[number] = shape.terms * shape.rows * shape.columns
+    if any(block.recomputed for block in blocks) or batch_size > PART_SIZE:
+        return None
+    return max(work, key=work.__getitem__) if work and jax.default_backend() == "cpu" else None
 
 
 def _choose_route(

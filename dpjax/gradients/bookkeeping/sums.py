@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -14,14 +15,18 @@ from dpjax.gradients.bookkeeping.backward import Recomputed, Trace, trace_batch
 from dpjax.gradients.bookkeeping.norms import (
     BlockNorms,
     PerExampleGradients,
+    SquaredNorm,
     accurate_gradient,
+    accurate_norms,
     dot_factors,
     for_each,
+    gradient_and_square,
     gradients_of_entry,
     may_cancel,
     norms_of_blocks,
     norms_of_entry,
     recorded_values,
+    terms_cancel,
 )
 from dpjax.gradients.bookkeeping.program import LinearOp, Operands, transpose
 from dpjax.gradients.bookkeeping.routes import Plan, RoutedBlock, plan_routes
@@ -118,17 +123,16 @@ def _add_clipped_sums(
     leaves, treedef = jax.tree.flatten(params)
     recomputed = {b.numbers[0]: _in_backward_pass(b) for b in plan.blocks if b.recomputed}
 
-    # Norms of each block, and of these the clip factors.
-    def clip(trace: Trace) -> tuple[dict[int, BlockNorms | PerExampleGradients], Clipping]:
-        usable = mask & jnp.isfinite(trace.losses)
-        norms = norms_of_blocks(plan, trace)
-        squares = _sum_of_blocks(plan, {n: each.squares for n, each in norms.items()})
-        zero = jnp.zeros(len(mask), trace.losses.dtype)
-        of_leaves = jax.tree.unflatten(treedef, [squares.get(n, zero) for n in range(len(leaves))])
-        return norms, clip_factors(of_leaves, l2_clip, usable, num_terms)
+    # Clip factors of some examples, from the squared norms of their blocks.
+    def clip(squares: dict[int, jax.Array], usable: jax.Array) -> Clipping:
+        of_leaf = _sum_of_blocks(plan, squares)
+        zero = jnp.zeros(usable.shape)
+        of_leaves = jax.tree.unflatten(treedef, [of_leaf.get(n, zero) for n in range(len(leaves))])
+        return clip_factors(of_leaves, l2_clip, usable, num_terms)
 
     def factors_of_recomputed(trace: Trace) -> dict[int, jax.Array]:
-        factors = jax.tree.leaves(clip(trace)[1].factors)
+        squares = {n: each.squares for n, each in norms_of_blocks(plan, trace).items()}
+        factors = jax.tree.leaves(clip(squares, mask & jnp.isfinite(trace.losses)).factors)
         return {
             n: jnp.stack(
                 [factors[plan.program.ops[n].block.leaf], trace.squares[n][:, 1]], axis=1
@@ -136,19 +140,43 @@ def _add_clipped_sums(
             for n, each in recomputed.items()
         }
 
-    # Trace, norms, factors.
+    # Trace, and the norms of all blocks but the last.
     trace = trace_batch(plan.program, leaves, recomputed, batch, factors_of_recomputed)
-    norms, clipping = clip(trace)
-    factors = jax.tree.leaves(clipping.factors)
+    usable = mask & jnp.isfinite(trace.losses)
+    norms = norms_of_blocks(plan, trace)
+    squares = {n: each.squares for n, each in norms.items()}
 
-    # Weighted sums.
-    added = {}
+    # The norms of the last block, and its clipped sum.
+    added, last = {}, plan.last
+    if last is not None:
+        of_last = plan.blocks[last]
+        values = recorded_values(of_last, trace)
+
+        def factor_of(
+            square: jax.Array, others: tuple[dict[int, jax.Array], jax.Array]
+        ) -> jax.Array:
+            squares, usable = others
+            of_one = jax.tree.map(lambda x: x[None], squares | {last: square})
+            factors = jax.tree.leaves(clip(of_one, usable[None]).factors)
+            factor: jax.Array = factors[of_last.block.leaf][0]
+            return factor
+
+        norms[last], total = _norms_and_sum(of_last, *values, factor_of, (squares, usable))
+        squares[last] = norms[last].squares
+        added[last] = sums[last] + total
+
+    # Clip factors and weighted sums.
+    clipping = clip(squares, usable)
+    factors = jax.tree.leaves(clipping.factors)
     for number, block in enumerate(plan.blocks):
         factor, of_block = factors[block.block.leaf], norms.get(number)
         if isinstance(of_block, PerExampleGradients):
             added[number] = sums[number] + of_block.clipped_sum(factor)
+            continue
+        cancelling = of_block.cancelling if of_block else None
+        if number == last:
+            added[number] = _add_cancelling(block, factor, cancelling, added[number], *values)
         else:
-            cancelling = of_block.cancelling if of_block else None
             weights = factor, clipping.finite, cancelling
             added[number] = _add_block_sum(block, trace, *weights, sums[number])
     return added, clipped_grad_info(clipping.norms, trace.losses, mask, clipping.finite)
@@ -251,17 +279,69 @@ def _sum_of_entry(
                     lambda x: x.reshape(math.prod(x.shape[:2]), *x.shape[2:]), values
                 )
             total += _batch_transpose(op, entry, *values)
-        if cancelling is None:
-            return total
-
-        # Examples whose terms cancel: with terms far above the clip bound, a sum of their output
-        # gradients over the batch would be rounded by more than the bound.
-        def add(total: jax.Array, index: jax.Array) -> jax.Array:
-            return total + factor[index] * accurate_gradient(block, index, *recorded)
-
-        return for_each(cancelling & (factor > 0), add, total)
+        return _add_cancelling(block, factor, cancelling, total, *recorded)
 
     return sum_in_parts(weighted_sum, factor, (finite, cancelling, operands, output_grads))
+
+
+def _add_cancelling(
+    block: RoutedBlock,
+    factor: jax.Array,
+    cancelling: jax.Array | None,
+    total: jax.Array,
+    operands: list[Operands],
+    output_grads: list[jax.Array],
+) -> jax.Array:
+    """Adds to ``total`` the examples whose terms cancel, one by one.
+
+    With terms far above the clip bound, a sum of their output gradients over the batch would be
+    rounded by more than the bound.
+    """
+    if cancelling is None:
+        return total
+
+    def add(total: jax.Array, index: jax.Array) -> jax.Array:
+        return total + factor[index] * accurate_gradient(block, index, operands, output_grads)
+
+    return for_each(cancelling & (factor > 0), add, total)
+
+
+def _norms_and_sum(
+    block: RoutedBlock,
+    operands: list[Operands],
+    output_grads: list[jax.Array],
+    factor_of: Callable[[jax.Array, PyTree], jax.Array],
+    others: PyTree,
+) -> tuple[BlockNorms, jax.Array]:
+    """Squared norms of a dense block, and the clipped sum but for examples whose terms cancel.
+
+    One pass over the examples instantiates the gradient, takes its norm and adds it, scaled.
+
+    Args:
+      block: the last block, all other norms being known.
+      operands: recorded inputs.
+      output_grads: recorded output gradients.
+      factor_of: ``factor_of(square, others)``, an example's clip factor.
+      others: what it takes of each example, arrays ``(batch, ...)``.
+    """
+    (op,) = block.ops
+
+    def add(total: jax.Array, example: PyTree) -> tuple[jax.Array, SquaredNorm]:
+        (inputs, output_grad), others = example
+        gradient, bound = gradient_and_square(op, inputs, output_grad)
+        factor = factor_of(bound.value, others)
+        if may_cancel(block):
+            factor = jnp.where(terms_cancel(bound), 0, factor)
+        scaled = factor.astype(gradient.dtype) * gradient[0]
+        return total + jnp.where(factor > 0, scaled, 0), bound
+
+    shape = op.outer_products()
+    assert shape is not None
+    zero = jnp.zeros((shape.rows, shape.columns), accumulator(block.entry))
+    zero = as_varying(zero, varying_axes((operands, output_grads)))
+    matrix, bound = jax.lax.scan(add, zero, ((operands[0], output_grads[0]), others))
+    total = transpose(op.view, block.entry, _matrix_to_operand(op, matrix))
+    return accurate_norms(block, bound, operands, output_grads), total
 
 
 def _apply_clip_factors(
@@ -283,7 +363,7 @@ def _batch_transpose(
     op: LinearOp, entry: jax.ShapeDtypeStruct, operands: Operands, output_grads: jax.Array
 ) -> jax.Array:
     """The gradient of the entry at one operation, summed over the batch."""
-    if _is_dense(op):
+    if op.is_dense():
         matrix = _dense_gradient(op, operands, output_grads)
         return transpose(op.view, entry, matrix)
 
@@ -292,15 +372,6 @@ def _batch_transpose(
         return jax.vmap(each, axis_size=len(output_grads))(operands)
 
     return transpose(outputs, entry, output_grads)
-
-
-def _is_dense(op: LinearOp) -> bool:
-    """Whether the equation is a product with the parameter without axes common to both."""
-    if op.primitive != "dot_general":
-        return False
-    _, batch = op.equation.params["dimension_numbers"]
-    sizes = [op.output_size(), math.prod(op.input_shape(0)), math.prod(op.input_shape(1))]
-    return not batch[op.operand] and min(sizes) > 0
 
 
 def _dense_gradient(op: LinearOp, operands: Operands, output_grads: jax.Array) -> jax.Array:
@@ -314,11 +385,15 @@ def _dense_gradient(op: LinearOp, operands: Operands, output_grads: jax.Array) -
     rows, columns = (x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) for x in (left, right))
 
     # The product, in the order of the operand's first axis.
+    contracting = op.equation.params["dimension_numbers"][0][op.operand]
+    if 0 in contracting:
+        return _matrix_to_operand(op, jnp.einsum("tr,tc->rc", rows, columns, precision=EXACT))
+    return _matrix_to_operand(op, jnp.einsum("tc,tr->cr", columns, rows, precision=EXACT).T)
+
+
+def _matrix_to_operand(op: LinearOp, matrix: jax.Array) -> jax.Array:
+    """Reshapes ``(rows, columns)`` of outer products to the operand of a dense operation."""
     contracting = list(op.equation.params["dimension_numbers"][0][op.operand])
     shape = op.input_shape(op.operand)
-    free = [axis for axis in range(len(shape)) if axis not in contracting]
-    order = [*contracting, *free]
-    if free and free[0] == 0:
-        rows, columns, order = columns, rows, [*free, *contracting]
-    matrix = jnp.einsum("tr,tc->rc", rows, columns, precision=EXACT)
+    order = [*contracting, *(axis for axis in range(len(shape)) if axis not in contracting)]
     return matrix.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
