@@ -233,6 +233,7 @@ SCHEMA: dict[str, Any] = {
                     "on simulated records",
                     "on public records",
                     "fixed in advance",
+                    "counted",
                     "on the private records, not counted",
                 ]
             },
@@ -504,6 +505,9 @@ def _inconsistencies(values: Values) -> Iterator[str]:
 
     # Caveats that the other fields ask for.
     size = values["num_examples"]
+    selects = any(event["type"] == "RepeatAndSelect" for event in _events(values["event"]))
+    if values["tuning"] == "counted" and not selects:
+        yield '"tuning" is "counted", but the event has no selection of the best of several runs'
     needed = {
         "sampled exactly" if values["exact_noise"] else "floating point": "exact_noise",
         "tuning hyper-parameters": "tuning" if values["tuning"] is None else "",

@@ -56,8 +56,8 @@ from dpjax.accounting.loss_distribution import (
     hockey_stick,
 )
 from dpjax.accounting.lower_bounds import LowerProfile, lower_profiles
-from dpjax.accounting.repetitions import Repetitions, repetitions_of
 from dpjax.accounting.tradeoff.base import hull_slopes, tangent_masses
+from dpjax.sampling.repetitions import Repetitions, repetitions_of
 
 # Epsilons >= 0 and deltas at them.
 Points = tuple[Array, Array]

@@ -13,7 +13,7 @@ from scipy.stats import poisson as poisson_distribution
 
 from dpjax.accounting import UnsupportedEventError, epsilon, epsilon_bounds, gdp, profile_bounds
 from dpjax.accounting.events import decompose
-from dpjax.accounting.repetitions import (
+from dpjax.sampling.repetitions import (
     PoissonRepetitions,
     TruncatedNegativeBinomial,
     repetitions_of,

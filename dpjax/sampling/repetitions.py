@@ -14,17 +14,20 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from scipy.optimize import brentq
+import numpy.typing as npt
 
 from dpjax._checks import check, check_non_negative, check_positive, check_share
-from dpjax.accounting.loss_distribution import Array, Function
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
+Array = npt.NDArray[np.float64]
+Function = Callable[[Array], Array]
+
 # The largest log(1 / gamma) that is tried, and how much a bound is raised against rounding.
 _LARGEST_LOG, _ROUNDING = 600.0, 2.0**-40
 _LARGEST_SHAPE = 100.0
+_BISECTIONS = 60
 # More runs than this are never drawn: their probability is below 1e-15 of any mean up to a million.
 _MOST_RUNS = 10**9
 
@@ -155,10 +158,7 @@ class TruncatedNegativeBinomial(Repetitions):
                 return math.expm1(log) / log
             return self.shape * math.expm1(log) / -math.expm1(-self.shape * log)
 
-        least = 1e-12
-        if mean(least) >= self.expected:
-            return 0.0
-        return float(brentq(lambda x: math.log(mean(x) / self.expected), least, _LARGEST_LOG))
+        return _least_root(lambda log: self.expected - mean(log)) if self.expected > 1 else 0.0
 
     @property
     def gamma(self) -> float:
@@ -281,7 +281,7 @@ def _least_root(excess: Callable[[float], float]) -> float:
         if high > _LARGEST_LOG:
             return math.inf
     low = 0.0
-    for _ in range(60):
+    for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if excess(middle) > 0 else (low, middle)
     return high
