@@ -38,7 +38,6 @@ from dpjax.guarantee import Guarantee, render_guarantee
 from dpjax.keys import is_seeded
 from dpjax.mechanisms.repeated_selection import RepeatedSelection
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
-from dpjax.training.batch_gradient import StepInfo
 from dpjax.training.data import Arrays, Examples, as_training_data
 from dpjax.training.run import Chunk, Plan, Update, run
 from dpjax.training.step import TrainState, private_step
@@ -235,7 +234,7 @@ def tune(
         # Train the candidates of one program after another, and keep the best so far.
         train = _Trainer(mechanism.run, loss, trained, optimizer, records, method, microbatch_size)
         scored = records.arrays if score_data is None else score_data
-        value_of = _score_of(score, mechanism, scored)
+        value_of = _score_of(score, mechanism, trained, scored)
         best: tuple[float, int, PyTree] | None = None
         for first in range(0, number, max(width, 1)):
             part = {name: values[first : first + width] for name, values in settings.items()}
@@ -274,8 +273,8 @@ class _CandidateStates(NamedTuple):
 class _CandidateStep(NamedTuple):
     """A step of all candidates of a program."""
 
-    update: Update[_CandidateStates, Examples, jax.Array]
-    one_device_update: Update[_CandidateStates, Examples, jax.Array]
+    update: Update[_CandidateStates, ArrayTree, jax.Array]
+    one_device_update: Update[_CandidateStates, ArrayTree, jax.Array]
 
 
 class _CompiledOnce(Arrays):
@@ -319,13 +318,16 @@ class _Trainer:
                 microbatch_size=microbatch_size,
             )
 
-        def update(states: _CandidateStates, data: Examples) -> tuple[_CandidateStates, jax.Array]:
-            def one(state: TrainState, settings: Settings) -> tuple[TrainState, StepInfo]:
+        def update(states: _CandidateStates, data: ArrayTree) -> tuple[_CandidateStates, jax.Array]:
+            def one(state: TrainState, settings: Settings) -> TrainState:
                 # Its keys are those of its state.
-                return step_of(jax.random.key(0), settings).update(state, data)
+                return step_of(jax.random.key(0), settings).update(state, data)[0]
 
-            trained, _ = jax.vmap(one)(states.train, states.settings)
-            return states._replace(train=trained), jnp.zeros(())
+            before = TrainState(states.params, states.optimizer, states.sampler)
+            after = jax.vmap(one)(before, states.settings)
+            columns = states.settings
+            states = _CandidateStates(after.params, after.optimizer, after.sampler, columns)
+            return states, jnp.zeros(())
 
         self._step = _CandidateStep(update, update)
         self._init = jax.jit(jax.vmap(lambda key, settings: step_of(key, settings).init(params)))
@@ -336,11 +338,13 @@ class _Trainer:
         """Returns the last states of candidates with these settings, arrays of one length."""
         keys = jax.random.split(key, jax.tree.leaves(settings)[0].size)
 
-        def plan(num_steps: int) -> Plan[_CandidateStates, Examples, jax.Array]:
+        def plan(num_steps: int) -> Plan[_CandidateStates, ArrayTree, jax.Array]:
             mechanism = dataclasses.replace(
                 self._mechanism.first_steps(num_steps), epochs=None, tuning=None
             )
-            states = _CandidateStates(self._init(keys, settings), jax.tree.map(jnp.array, settings))
+            columns = {name: jnp.array(values) for name, values in settings.items()}
+            first = self._init(keys, settings)
+            states = _CandidateStates(first.params, first.optimizer, first.sampler, columns)
             return Plan(mechanism, self._step, states)
 
         return run(
@@ -369,11 +373,11 @@ def _draw_settings(
     if isinstance(candidates, Mapping):
         check(len(candidates) > 0, "candidates", candidates, "at least one list of values")
         grid = {}
-        for name, values in candidates.items():
-            grid[name] = jnp.asarray(as_numbers(values, f"candidates[{name!r}]"), jnp.float32)
-            allowed = "one axis with at least one number"
-            good = grid[name].ndim == 1 and grid[name].size > 0
-            check(good, f"candidates[{name!r}]", values, allowed)
+        for name, listed in candidates.items():
+            values = jnp.asarray(as_numbers(listed, f"candidates[{name!r}]"), jnp.float32)
+            is_list = values.ndim == 1 and values.size > 0
+            check(is_list, f"candidates[{name!r}]", listed, "a list of at least one number")
+            grid[name] = values
         _check_settings(grid, mechanism)
 
         def draw(key: PRNGKey) -> dict[str, jax.Array]:
@@ -416,17 +420,24 @@ def _check_settings(settings: Mapping[str, jax.Array], mechanism: SubsampledGaus
         for value in np.unique(np.asarray(settings["l2_clip"])).tolist():
             check_positive("candidates' l2_clip", value)
     if "noise_multiplier" in settings:
-        least = float(jnp.min(settings["noise_multiplier"]))
-        allowed = f"at least {mechanism.noise_multiplier}, that of the mechanism, which is counted"
-        # The float32 numbers next to the mechanism's count as it.
-        enough = least >= mechanism.noise_multiplier * (1 - 2.0**-22)
-        check(enough, "candidates' noise_multiplier", least, allowed)
+        least, own = float(jnp.min(settings["noise_multiplier"])), mechanism.noise_multiplier
+        assert not isinstance(own, tuple)
+        allowed = f"at least {own}, that of the mechanism, which is counted"
+        # The float32 number next to the mechanism's is what it would train with, too.
+        check(least >= float(np.float32(own)), "candidates' noise_multiplier", least, allowed)
 
 
 def _score_of(
-    score: Callable[..., Any], mechanism: RepeatedSelection, records: Examples
+    score: Callable[..., Any], mechanism: RepeatedSelection, params: PyTree, records: Examples
 ) -> Callable[[PRNGKey, PyTree], float]:
-    """Returns the score of a candidate, from a key and its parameters; noisy of private records."""
+    """Returns the score of a candidate, from a key and its parameters; noisy of private records.
+
+    Args:
+      score: of parameters, or of parameters and a record.
+      mechanism: with the noise, if there is any.
+      params: the first ones, which it is tried on.
+      records: private, for a noisy score.
+    """
     if mechanism.score is None:
 
         def public_score(_: PRNGKey, params: PyTree) -> float:
@@ -434,6 +445,8 @@ def _score_of(
             check(value.shape == (), "what score returns", value.shape, "one number, of shape ()")
             return -math.inf if np.isnan(value) else float(value)
 
+        # An error now is found before anything is trained.
+        public_score(jax.random.key(0), params)
         return public_score
 
     noise = mechanism.score
@@ -442,16 +455,16 @@ def _score_of(
     @jax.jit
     def units(params: PyTree, records: ArrayTree) -> jax.Array:
         values = jax.lax.map(lambda one: score(params, one), records, batch_size=_RECORDS)
+        check(values.ndim == 1, "what score returns", values.shape[1:], "one number, of shape ()")
         shares = jnp.clip(jnp.nan_to_num(values.astype(jnp.float32), nan=0.0), 0.0, 1.0)
         return jnp.rint(shares if noise.integer_valued else shares / _UNIT).astype(jnp.int32)
 
     def noisy_score(key: PRNGKey, params: PyTree) -> float:
-        counts = np.asarray(units(params, records))
-        check(counts.ndim == 1, "what score returns", counts.shape[1:], "one number, of shape ()")
-        total = int(counts.sum(dtype=np.int64))
+        total = int(np.asarray(units(params, records)).sum(dtype=np.int64))
         value = np.int64(total) if noise.integer_valued else np.float64(total * _UNIT)
         return float(np.asarray(noise.release(key, value)))
 
+    jax.eval_shape(units, params, records)
     return noisy_score
 
 
@@ -540,8 +553,8 @@ class _Folder:
     ) -> Study:
         """Returns the result that was saved, with parameters of the structure of ``params``."""
         place = int(self._saved["best"])
-        _, structure = jax.tree.flatten(params)
-        leaves = [jnp.asarray(self._saved[f"leaf_{i}"]) for i in range(structure.num_leaves)]
+        first, structure = jax.tree.flatten(params)
+        leaves = [jnp.asarray(self._saved[f"leaf_{i}"]) for i in range(len(first))]
         trained = jax.tree.unflatten(structure, leaves)
         best = None if place < 0 else (float(self._saved["value"]), place, trained)
         return _study(best, trained, mechanism, settings, seeded)
