@@ -172,7 +172,7 @@ def epsilon_bounds(event: DpEvent, delta: float, *, adjacency: Adjacency) -> Eps
       Both bounds, in that order; infinity where something is released without noise.
 
     Raises:
-      UnsupportedEventError: no guarantee for the event, or no lower bound, as for selection and for
+      UnsupportedEventError: no guarantee for the event, or no lower bound, as for zCDP and for
         noise multipliers below 0.01.
       ValueError: another argument is out of range.
 

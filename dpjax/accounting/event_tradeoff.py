@@ -59,7 +59,7 @@ def tradeoff_bounds(event: DpEvent, *, adjacency: Adjacency) -> TradeOffBounds:
       Both curves, symmetric; the same one twice where it is exact.
 
     Raises:
-      UnsupportedEventError: no lower bound on the event's epsilon, as for selection, and so
+      UnsupportedEventError: no lower bound on the event's epsilon, as for zCDP, and so
         no upper curve; ``tradeoff_curve`` has what is guaranteed.
       ValueError: ``adjacency`` is unknown.
 

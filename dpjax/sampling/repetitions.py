@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._checks import check, check_non_negative, check_positive, check_share
+from dpjax._checks import check, check_non_negative, check_positive, check_share, check_type
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -42,19 +42,12 @@ class Repetitions(abc.ABC):
 
     expected: float
     largest_expected: ClassVar[float]
+    shape: ClassVar[float]  # by which dp-accounting names the distribution
 
     def __post_init__(self) -> None:
         check_positive("expected", self.expected)
         allowed = f"from 1 to {self.largest_expected:g}"
         check(1 <= self.expected <= self.largest_expected, "expected", self.expected, allowed)
-
-    @abc.abstractmethod
-    def event(self, run: "DpEvent") -> "DpEvent":
-        """Returns the event of the best of the runs.
-
-        Args:
-          run: the event of one of them.
-        """
 
     @property
     @abc.abstractmethod
@@ -86,6 +79,20 @@ class Repetitions(abc.ABC):
     @abc.abstractmethod
     def _ratio(self, number: int) -> float:
         """Returns the probability of ``number + 1`` runs over that of ``number``."""
+
+    def event(self, run: "DpEvent") -> "DpEvent":
+        """Returns the event of the best of the runs.
+
+        Args:
+          run: the event of one of them.
+
+        Raises:
+          TypeError: it is none.
+        """
+        from dp_accounting.dp_event import DpEvent, RepeatAndSelectDpEvent
+
+        check_type("run", run, DpEvent, "a dp_accounting.DpEvent")
+        return RepeatAndSelectDpEvent(run, mean=float(self.expected), shape=float(self.shape))
 
     def quantile(self, level: float) -> int:
         """Returns the least number of runs that is exceeded with probability at most 1 - level.
@@ -136,18 +143,13 @@ class TruncatedNegativeBinomial(Repetitions):
     """
 
     _: KW_ONLY
-    shape: float = 1.0
+    shape: float = 1.0  # type: ignore[misc]
     largest_expected: ClassVar[float] = 1e6
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_non_negative("shape", self.shape)
         check(self.shape <= _LARGEST_SHAPE, "shape", self.shape, f"at most {_LARGEST_SHAPE:g}")
-
-    def event(self, run: "DpEvent") -> "DpEvent":
-        from dp_accounting.dp_event import RepeatAndSelectDpEvent
-
-        return RepeatAndSelectDpEvent(run, mean=float(self.expected), shape=float(self.shape))
 
     @functools.cached_property
     def _log(self) -> float:
@@ -230,11 +232,7 @@ class PoissonRepetitions(Repetitions):
     """
 
     largest_expected: ClassVar[float] = 500.0
-
-    def event(self, run: "DpEvent") -> "DpEvent":
-        from dp_accounting.dp_event import RepeatAndSelectDpEvent
-
-        return RepeatAndSelectDpEvent(run, mean=float(self.expected), shape=math.inf)
+    shape: ClassVar[float] = math.inf
 
     @property
     def none(self) -> float:
