@@ -519,6 +519,14 @@ CASES = {
             "smaller for threshold, far off;",
         ),
     ],
+    "training.tuned": [
+        ({}, "not compared", r"save .* of the ε of Rényi divergences.*8 separate runs have"),
+        (
+            {("search: one candidate", "measured", "test accuracy %"): 12.3},
+            "not compared",
+            r"one run at a random rate 12\.3 %",
+        ),
+    ],
     "course.local": [
         ({}, "reproduced", "18 of 18"),
         (
