@@ -555,7 +555,10 @@ class _Folder:
         """Returns the result that was saved, with parameters of the structure of ``params``."""
         place = int(self._saved["best"])
         first, structure = jax.tree.flatten(params)
-        leaves = [jnp.asarray(self._saved[f"leaf_{i}"]) for i in range(len(first))]
+        # Numpy's files have no bfloat16: it is read as bytes.
+        leaves = [
+            jnp.asarray(self._saved[f"leaf_{i}"].view(leaf.dtype)) for i, leaf in enumerate(first)
+        ]
         trained = jax.tree.unflatten(structure, leaves)
         best = None if place < 0 else (float(self._saved["value"]), place, trained)
         return _study(best, trained, mechanism, settings, seeded)

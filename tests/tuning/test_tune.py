@@ -343,6 +343,24 @@ def test_bad_mechanisms_are_refused():
     assert issubclass(PoissonRepetitions, Repetitions)
 
 
+def test_a_search_and_a_run_with_its_settings_are_composed():
+    both = dpjax.Composition((MECHANISM, RUN))
+    assert both.guarantee.event == ComposedDpEvent([MECHANISM.event, RUN.event])
+    assert both.guarantee.tuning == "counted"
+    stated = dataclasses.replace(RUN, tuning="on public records")
+    assert dpjax.Composition((MECHANISM, stated)).guarantee.tuning is None
+    assert dpjax.Composition((RUN, stated)).guarantee.tuning is None
+
+
+@pytest.mark.slow
+def test_half_precision_parameters_are_restored(tmp_path):
+    params = jnp.zeros(2, jnp.bfloat16)
+    first = tuned(params=params, checkpoint_dir=tmp_path)
+    again = tuned(params=params, checkpoint_dir=tmp_path)
+    assert again.params.dtype == jnp.bfloat16
+    assert np.array_equal(first.params, again.params)
+
+
 @pytest.mark.slow
 def test_calibration_of_a_search():
     mechanism = dpjax.calibrate(MECHANISM, epsilon=2.0, delta=1e-3)
