@@ -151,7 +151,7 @@ def tune(
         which must be at least that of the mechanism. What else the guarantee depends on is the same
         for all candidates.
       score: higher is better. Without ``mechanism.score``, ``score(params)``, a number computed
-        from public data. With it, ``score(params, example)`` of a private record, a number that is
+        from public data (of an ``nnx.Module``, from its ``nnx.State``). With it, ``score(params, example)`` of a private record, a number that is
         clipped to [0, 1] and added up over all of ``score_data``. A score that is no number is the
         worst.
       mechanism: how one candidate is trained and scored, and the distribution of their number.
@@ -576,6 +576,8 @@ def _open_folder(checkpoint_dir: str | Path | None) -> Iterator[_Folder]:
             yield _Folder(None)
             return
         path = Path(checkpoint_dir).absolute()
+        is_free = not path.exists() or path.is_dir()
+        check(is_free, "checkpoint_dir", str(path), "a folder, or a path at which one can be made")
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         opened.enter_context(lock_folder(path))
         yield _Folder(path)

@@ -43,6 +43,7 @@ from dpjax.accounting.events import (
     AtomicEvents,
     Compound,
     GridBuilder,
+    TooLittleNoiseError,
     UnsupportedEventError,
     decompose,
     loss_deviation,
@@ -68,6 +69,8 @@ _BEST_SHARES = (0.0, *np.geomspace(1e-4, 0.9, 31).tolist())
 _LEVELS = np.geomspace(1e-12, 1.0, 97)
 # What rounding may change, a delta that counts as an infinite loss, and the largest epsilon.
 _ROUNDING, _RAREST, _LARGEST_EPSILON = 2.0**-44, 1e-18, 690.0
+# A delta at that epsilon from which on no grid of losses is of use.
+_LARGEST_REST = 0.1
 # Over the deviation of a loss: by how much a run's is rounded in lower bounds, and how close
 # outputs are merged after selection.
 _SLACK, _CELL = 1e-3, 1 / 256
@@ -89,6 +92,8 @@ class RepeatedSelection(Compound):
         self._repetitions  # noqa: B018 - raises for numbers out of range
         check_supported(self._run)
         removal, addition = self._upper["remove"], self._upper["add"]
+        if removal[1][-1] > _LARGEST_REST:
+            raise TooLittleNoiseError(f"its losses are mostly above {_LARGEST_EPSILON:g}")
         return functools.partial(
             grid_from_profiles,
             functools.partial(_join_points, *removal),
@@ -282,9 +287,10 @@ def _pair_of(profile: LowerProfile) -> tuple[Array, Array]:
     It is the larger of the given profile and of that of two equal distributions, a polygon in
     x = e^epsilon: its slopes change by the mass under Q of the outputs of that ratio.
     """
-    # The points of the polygon, one of them at 1, and by how much they are above the other one.
-    x = np.unique(np.append(np.exp(profile.losses - profile.slack), 1.0))
-    above = profile.delta(np.log(x)) - np.maximum(1 - x, 0.0)
+    # The points of the polygon, with 0 and 1, and by how much they are above the other one.
+    x = np.unique(np.append(np.exp(profile.losses - profile.slack), [0.0, 1.0]))
+    with np.errstate(divide="ignore"):
+        above = profile.delta(np.log(x)) - np.maximum(1 - x, 0.0)
 
     # Between the points where it meets the other one, on lines.
     inside = np.flatnonzero(above > 0)

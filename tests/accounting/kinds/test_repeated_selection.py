@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from dp_accounting import dp_event
-from helpers.accounting_cases import gaussian, laplace, poisson, response
+from helpers.accounting_cases import certified_of, gaussian, laplace, poisson, response
 from scipy.stats import chi2, geom, logser, nbinom
 from scipy.stats import poisson as poisson_distribution
 
@@ -216,6 +216,21 @@ def test_unknown_numbers_of_runs_are_refused():
         event = best_of(gaussian(2.0), mean, shape)
         with pytest.raises(UnsupportedEventError, match="no such number of repetitions"):
             epsilon(event, DELTA, adjacency="zero_out", method="pld")
+
+
+def test_hardly_any_noise_and_none():
+    """Bounds of large losses; beyond 690 those of Rényi divergences are left."""
+    lower, upper = epsilon_bounds(best_of(gaussian(0.1), 10, 1.0), DELTA, adjacency="zero_out")
+    assert upper == pytest.approx(101.33, rel=1e-3)
+    assert 0.95 * upper < lower
+    too_little = best_of(gaussian(0.02), 10, 1.0)
+    with pytest.raises(UnsupportedEventError, match="losses are mostly above"):
+        epsilon(too_little, DELTA, adjacency="zero_out", method="pld")
+    assert certified_of(too_little, DELTA, "zero_out")[0] == "rdp"
+    bounds = epsilon_bounds(best_of(gaussian(0.0), 10, 1.0), DELTA, adjacency="zero_out")
+    assert bounds == (0.0, math.inf)
+    nothing = best_of(gaussian(math.inf), 10, 1.0)
+    assert epsilon_bounds(nothing, DELTA, adjacency="zero_out") == (0.0, 0.0)
 
 
 def test_events_with_lists_have_a_hash():
