@@ -151,9 +151,9 @@ def tune(
         which must be at least that of the mechanism. What else the guarantee depends on is the same
         for all candidates.
       score: higher is better. Without ``mechanism.score``, ``score(params)``, a number computed
-        from public data (of an ``nnx.Module``, from its ``nnx.State``). With it, ``score(params, example)`` of a private record, a number that is
-        clipped to [0, 1] and added up over all of ``score_data``. A score that is no number is the
-        worst.
+        from public data (of an ``nnx.Module``, from its ``nnx.State``). With it,
+        ``score(params, example)`` of a private record, a number that is clipped to [0, 1] and added
+        up over all of ``score_data``. A score that is no number is the worst.
       mechanism: how one candidate is trained and scored, and the distribution of their number.
       score_data: the private records that candidates are scored on; by default ``data``.
       method, microbatch_size: see `clipped_grad`.
