@@ -31,7 +31,6 @@ EPSILON, LOWER, RENYI = "ε", "ε, lower bound", "ε by Rényi divergences"
 _RATES = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 _MEAN, _BUDGET, _BUDGET_DELTA = 8, 3.0, 1e-4
 ACCURACY = "test accuracy %"
-ONE, SEPARATE = "search: one candidate", "search: 8 separate runs"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,8 +96,8 @@ def rows(profile: str) -> list[Row]:
         for mean in (10, 100)
     ]
     searches = {
-        ONE: ("geometric", 1),
-        SEPARATE: ("fixed", _MEAN),
+        "search: one candidate": ("geometric", 1),
+        f"search: {_MEAN} separate runs": ("fixed", _MEAN),
         **{f"search: {name}, mean {_MEAN}": (name, _MEAN) for name in _SHAPES},
     }
     common = {
@@ -187,16 +186,22 @@ def _search(row: Row) -> Result:
 
 
 def finding(records: Sequence[Record]) -> Finding:
-    costs = [record for record in records if record.row.startswith("cost")]
-    saved = [record.measured[RENYI] - record.certified[EPSILON] for record in costs]
-    gaps = [record.certified[EPSILON] / record.certified[LOWER] - 1 for record in costs]
-    accuracies = {r.row: r.measured[ACCURACY] for r in records if ACCURACY in r.measured}
-    searches = [value for name, value in accuracies.items() if name not in (ONE, SEPARATE)]
-    return Finding(
-        "not compared",
-        f"Privacy profiles save {min(saved):.2f} to {max(saved):.2f} of the ε of Rényi divergences,"
-        f" and the worst score order that was tried is {min(gaps):.0%} to {max(gaps):.0%} below;"
-        f" at ε = {_BUDGET:g} for the whole search, mean accuracies are"
-        f" {min(searches):.1f} to {max(searches):.1f} %, where 8 separate runs have"
-        f" {accuracies[SEPARATE]:.1f} % and one run at a random rate {accuracies[ONE]:.1f} %.",
-    )
+    parts = []
+    costs = [record for record in records if RENYI in record.measured]
+    if costs:
+        saved = [record.measured[RENYI] - record.certified[EPSILON] for record in costs]
+        gaps = [1 - record.certified[LOWER] / record.certified[EPSILON] for record in costs]
+        parts.append(
+            f"the certified ε is {max(min(saved), 0.0):.2f} to {max(saved):.2f} below that of Rényi"
+            f" divergences, and the worst score order that was tried {min(gaps):.0%} to"
+            f" {max(gaps):.0%} below it"
+        )
+    searches = [record for record in records if ACCURACY in record.measured]
+    if searches:
+        accuracies = ", ".join(
+            f"{record.measured[ACCURACY]:.1f} % ({record.row.removeprefix('search: ')})"
+            for record in searches
+        )
+        parts.append(f"at ε = {_BUDGET:g} for the whole search mean accuracies are {accuracies}")
+    text = "; ".join(parts)
+    return Finding("not compared", f"{text[0].upper()}{text[1:]}.")
