@@ -8,6 +8,7 @@ FIRST = {
     " split_records SplitRecords MeshSharding",
     "dpjax.rehearsal": "rehearse Training Inference Release World prior_predictive PublicRecords"
     " Rehearsal Setting Calibration",
+    "dpjax.tuning": "tune Study",
     "dpjax.mechanisms": "SubsampledGaussian mechanism_of Mechanism Gaussian Laplace"
     " DiscreteGaussian DiscreteLaplace ExponentialMechanism PermuteAndFlip NoisyMax"
     " RandomizedResponse Composition ClippedSum",

@@ -39,6 +39,7 @@ _EXPORTS = {
         "NoisyMax",
         "PermuteAndFlip",
         "RandomizedResponse",
+        "RepeatedSelection",
         "SubsampledGaussian",
         "dpsgd",
         "mechanism_of",
@@ -48,8 +49,10 @@ _EXPORTS = {
         "AllocatedSampling",
         "CyclicPoissonSampling",
         "FixedSizeSampling",
+        "PoissonRepetitions",
         "PoissonSampling",
         "ShuffledEpochs",
+        "TruncatedNegativeBinomial",
         "TruncatedPoissonSampling",
     ],
     "dpjax.sensitivity": ["Sensitivity"],
@@ -66,6 +69,7 @@ _EXPORTS = {
         "noisy_adam",
         "noisy_sgd",
     ],
+    "dpjax.tuning": ["tune"],
 }
 _SUBPACKAGES = (
     "accounting",
@@ -85,6 +89,7 @@ _SUBPACKAGES = (
     "statistics",
     "training",
     "transforms",
+    "tuning",
 )
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 
@@ -114,6 +119,7 @@ if TYPE_CHECKING:
         statistics,
         training,
         transforms,
+        tuning,
     )
     from dpjax.accounting import calibrate
     from dpjax.bayes.sgmcmc import psgld, sghmc, sgld
@@ -139,6 +145,7 @@ if TYPE_CHECKING:
         NoisyMax,
         PermuteAndFlip,
         RandomizedResponse,
+        RepeatedSelection,
         SubsampledGaussian,
         dpsgd,
         mechanism_of,
@@ -148,8 +155,10 @@ if TYPE_CHECKING:
         AllocatedSampling,
         CyclicPoissonSampling,
         FixedSizeSampling,
+        PoissonRepetitions,
         PoissonSampling,
         ShuffledEpochs,
+        TruncatedNegativeBinomial,
         TruncatedPoissonSampling,
     )
     from dpjax.sensitivity import Sensitivity
@@ -166,6 +175,7 @@ if TYPE_CHECKING:
         noisy_adam,
         noisy_sgd,
     )
+    from dpjax.tuning import tune
 else:  # hidden from mypy, for which a module with __getattr__ has every attribute
 
     def __getattr__(name: str) -> Any:

@@ -37,6 +37,7 @@ Tuning: TypeAlias = Literal[
     "on simulated records",
     "on public records",
     "fixed in advance",
+    "counted",
     "on the private records, not counted",
 ]
 _TUNING_CAVEAT = (
@@ -65,8 +66,8 @@ class Guarantee:
       seeded: of a run, whether its key was derived from a seed, so that its noise can be redrawn.
       first_plan: of a run that was continued with more steps than planned, how many were planned
         at first.
-      tuning: how the settings were chosen, as in `SubsampledGaussian`; ``None`` if that is not
-        stated.
+      tuning: how the settings were chosen, as in `SubsampledGaussian`, or ``"counted"`` where the
+        event holds the choice, as in `RepeatedSelection`; ``None`` if that is not stated.
     """
 
     event: "DpEvent"

@@ -39,9 +39,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from dp_accounting import dp_event, rdp
 from dp_accounting.pld import common, pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.privacy_accountant import NeighboringRelation
+from scipy.optimize import isotonic_regression
 from scipy.signal import lfilter
 from scipy.special import expit, log_ndtr, ndtr, ndtri
 from scipy.stats import beta, binom, chi2
@@ -231,6 +233,7 @@ SCHEMA: dict[str, Any] = {
                     "on simulated records",
                     "on public records",
                     "fixed in advance",
+                    "counted",
                     "on the private records, not counted",
                 ]
             },
@@ -502,6 +505,9 @@ def _inconsistencies(values: Values) -> Iterator[str]:
 
     # Caveats that the other fields ask for.
     size = values["num_examples"]
+    selects = any(event["type"] == "RepeatAndSelect" for event in _events(values["event"]))
+    if values["tuning"] == "counted" and not selects:
+        yield '"tuning" is "counted", but the event has no selection of the best of several runs'
     needed = {
         "sampled exactly" if values["exact_noise"] else "floating point": "exact_noise",
         "tuning hyper-parameters": "tuning" if values["tuning"] is None else "",
@@ -715,7 +721,7 @@ class _LossDistribution:
         dense = pmf.to_dense_pmf()
         self.interval = float(dense._discretization)
         masses = np.asarray(dense._probs, float)
-        self._first = int(dense._lower_loss)
+        self.first = int(dense._lower_loss)
         # After a million compositions the sum differs from one by some percent.
         masses *= (1 - dense._infinity_mass) / masses.sum()
         # Of the losses above each: their mass, and the sum of mass times e^(epsilon - loss).
@@ -727,16 +733,37 @@ class _LossDistribution:
 
     @property
     def largest(self) -> float:
-        return self.interval * (self._first + self._above.size - 2)
+        return self.interval * (self.first + self._above.size - 2)
 
     def delta(self, epsilons: Array) -> Array:
         """Returns the sum of mass times 1 - e^(epsilon - loss) over larger losses, and infinity."""
         cells = np.floor(epsilons / self.interval + 1e-9).astype(int)
         rest = epsilons - cells * self.interval
-        place = np.clip(cells - self._first + 1, 0, self._above.size - 1)
+        place = np.clip(cells - self.first + 1, 0, self._above.size - 1)
         # Below the least loss all masses count, discounted by the distance to it as well.
-        behind = np.minimum(cells - self._first + 1 - place, 0) * self.interval + rest
+        behind = np.minimum(cells - self.first + 1 - place, 0) * self.interval + rest
         return np.maximum(self._above[place] - np.exp(behind) * self._discounted[place], 0.0)
+
+    def selected(self, select: Callable[[Array], Array]) -> Array:
+        """Returns the mean of (1 - e^(epsilon - loss))_+ over selected outputs, at each loss.
+
+        Args:
+          select: from the probability of some outputs to that of the best of K runs among them,
+            where they are better than all others.
+        """
+        above = select(np.minimum(self._above, 1.0))
+        masses = np.append(-np.diff(above), 0.0)
+        decay = math.exp(-self.interval)
+        discounted = lfilter([decay], [1.0, -decay], masses[::-1])[::-1]
+        # At the loss itself, where the outputs of larger losses count.
+        return above[1:] - discounted[1:]
+
+    def power(self, levels: Array) -> Array:
+        """Returns the largest true positive rate at each false positive rate."""
+        # Of the tests for a loss above each on the grid, and mixtures of two neighbouring ones.
+        losses = self.interval * (self.first - 1 + np.arange(self._above.size))
+        false_positives = np.minimum(np.exp(-losses) * self._discounted, 1.0)
+        return np.minimum(np.interp(levels, false_positives[::-1], self._above[::-1]), 1.0)
 
 
 class _Curve:
@@ -999,6 +1026,10 @@ def _release(event: Values, adjacency: str) -> _Release:
             noise = _number(event["noise_multiplier"])
             return _NOTHING if noise == math.inf else _allocated(steps, 1 / noise)
 
+        # The best of a random number of runs.
+        case {"type": "RepeatAndSelect"}:
+            return _selected(event, adjacency)
+
         # Noise on whole numbers.
         case {"type": "DiscreteGaussian"}:
             return _discrete_gaussian(event, factor)
@@ -1242,6 +1273,152 @@ def _allocated(steps: int, mu: float) -> _Release:
     return _Release(
         deviation, largest, lambda interval: _from_deltas(remove, add, largest, interval)
     )
+
+
+def _selected(event: Values, adjacency: str) -> _Release:
+    """Returns the privacy loss of the best of K runs, in both orders by the larger delta.
+
+    With F and G the probabilities of two neighbours that a run is not better than some output,
+    selection adds at most c = sup log(phi'(F) / phi'(G)) to losses, where phi is the generating
+    function of K, and delta(epsilon + c) is E[K] times that of a run (Koskela, Redberg & Wang
+    2024). Here c is found on a grid of levels 1 - F, the power of a test at the upper end of each
+    cell against its lower end. The smaller of this bound and that of the Rényi divergences
+    (Papernot & Steinke 2022, by dp-accounting) counts.
+    """
+    mean, shape = float(_number(event["mean"])), float(_number(event["shape"]))
+    largest_mean = 500.0 if math.isinf(shape) else 1e6
+    if not 1 <= mean <= largest_mean or 100 < shape < math.inf:
+        raise UndecidedError("there is no such number of runs")
+    runs = _flatten(event["event"], adjacency)
+    if len(runs) > _MOST_DIFFERENT or sum(runs.values()) > _MOST_RELEASES:
+        raise UndecidedError("a run has too many releases")
+    loss = _composed_loss(runs, adjacency, 0.0)
+    pmfs = [loss._pmf_remove] if loss._symmetric else [loss._pmf_remove, loss._pmf_add]
+    orders = [_LossDistribution(pmf) for pmf in pmfs]
+
+    # How much selection adds, in each order by the power of tests in the other.
+    gamma = math.nan if math.isinf(shape) else _gamma(mean, shape)
+
+    def log_ratio(levels: Array, power: Array) -> Array:
+        if math.isinf(shape):
+            return mean * (power - levels)
+        ratio = (gamma + (1 - gamma) * power) / (gamma + (1 - gamma) * levels)
+        return (1 + shape) * np.log(np.maximum(ratio, 1.0))
+
+    def select(above: Array) -> Array:
+        """The probability that the best of K runs is among outputs of this probability."""
+        if math.isinf(shape):
+            return -np.expm1(-mean * above)
+        if gamma == 1:
+            return above
+        argument = np.log(gamma + (1 - gamma) * above)
+        if shape == 0:
+            return 1 - argument / math.log(gamma)
+        return 1 - np.expm1(-shape * argument) / math.expm1(-shape * math.log(gamma))
+
+    added = [_largest_in_cells(log_ratio, order.power) for order in orders[::-1]]
+
+    # Both bounds at each epsilon, and what convexity in e^epsilon gives between them.
+    end = max(shift + order.largest for shift, order in zip(added, orders, strict=True))
+    end = min(max(end, 1e-9), 600.0)
+    epsilons = np.linspace(0.0, end, 20_001)
+    shifted = []
+    for shift, order in zip(added, orders, strict=True):
+        largest_share = order.selected(select)
+        place = (epsilons - shift) / order.interval - order.first
+        share = np.interp(place, np.arange(largest_share.size), largest_share)
+        share[epsilons < shift] = 1.0
+        shifted.append(np.minimum(mean * order.delta(epsilons - shift), share))
+    renyi = _renyi_deltas(event, runs, adjacency, epsilons)
+    deltas = np.minimum(np.minimum(np.max(shifted, axis=0), renyi), 1.0)
+    deltas[0] = min(deltas[0], np.min((np.expm1(epsilons) + 2 * deltas) / (np.exp(epsilons) + 1)))
+    deltas = np.minimum.accumulate(deltas)
+    widths = np.exp(epsilons[:-1]) * math.expm1(end / 20_000)
+    slopes = isotonic_regression(np.diff(deltas) / widths, weights=widths).x
+    convex = deltas[-1] + np.append(np.cumsum((-slopes * widths)[::-1])[::-1], 0.0)
+
+    def delta(at: Array) -> Array:
+        return np.interp(np.expm1(np.minimum(at, end)), np.expm1(epsilons), convex)
+
+    # How large the losses are.
+    atoms = [(_release(json.loads(one), adjacency), count) for one, count in runs.items()]
+    deviation = math.sqrt(sum(count * atom.deviation**2 for atom, count in atoms))
+    rare = deltas <= max(_LEAST_DELTA, 1.01 * float(deltas[-1]))
+    largest = float(epsilons[np.argmax(rare)])
+    return _Release(
+        deviation, largest, lambda interval: _from_deltas(delta, delta, largest, interval)
+    )
+
+
+def _largest_in_cells(
+    log_ratio: Callable[[Array, Array], Array], power: Callable[[Array], Array]
+) -> float:
+    """Returns an upper bound on a function of a level, and of the power there, which it rises with.
+
+    In a cell of levels it is at most that of the least level and the largest power. Cells that may
+    hold the maximum are divided again.
+    """
+    low = np.append(0.0, np.geomspace(1e-12, 1.0, _MOST_SLOPES))
+    low, high = low[:-1], low[1:]
+    for _ in range(4):
+        bounds = log_ratio(low, power(high))
+        kept = bounds >= float(np.max(log_ratio(low, power(low)), initial=0.0))
+        edges = np.linspace(low[kept], high[kept], 11)
+        largest = float(np.max(bounds))
+        if edges.size > 100 * _MOST_SLOPES:
+            break
+        low, high = edges[:-1].ravel(), edges[1:].ravel()
+    return largest
+
+
+def _gamma(mean: float, shape: float) -> float:
+    """Returns gamma of the truncated negative binomial distribution with a mean and a shape."""
+
+    def mean_at(log: float) -> float:
+        if shape == 0:
+            return math.expm1(log) / log
+        return shape * math.expm1(log) / -math.expm1(-shape * log)
+
+    low, high = 1e-12, 100.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if mean_at(middle) < mean else (low, middle)
+    return math.exp(-high) if mean > 1 else 1.0
+
+
+def _renyi_deltas(event: Values, runs: Mapping[str, int], adjacency: str, epsilons: Array) -> Array:
+    """Returns delta of the best of K runs by Rényi divergences; one where there are none."""
+    factor = 2 if adjacency == "replace_one" else 1
+    composed = []
+    for one, count in runs.items():
+        match json.loads(one):
+            case {"type": "Gaussian", "noise_multiplier": noise}:
+                release: dp_event.DpEvent = dp_event.GaussianDpEvent(_number(noise) / factor)
+            case {"type": "Laplace", "noise_multiplier": noise}:
+                release = dp_event.LaplaceDpEvent(_number(noise) / factor)
+            case {
+                "type": "PoissonSampled",
+                "sampling_probability": rate,
+                "event": {"type": "Gaussian", "noise_multiplier": noise},
+            } if factor == 1:
+                release = dp_event.PoissonSampledDpEvent(
+                    rate, dp_event.GaussianDpEvent(_number(noise))
+                )
+            case _:
+                return np.ones_like(epsilons)
+        composed.append(dp_event.SelfComposedDpEvent(release, count))
+    accountant = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
+    accountant.compose(
+        dp_event.RepeatAndSelectDpEvent(
+            dp_event.ComposedDpEvent(composed), _number(event["mean"]), _number(event["shape"])
+        )
+    )
+    deltas = np.ones_like(epsilons)
+    for order, divergence in zip(accountant._orders, accountant.rdp, strict=True):
+        if order > 1.01:  # below it dp-accounting converts none
+            constant = (order - 1) * (divergence + math.log1p(-1 / order)) - math.log(order)
+            deltas = np.minimum(deltas, np.exp(np.minimum(constant - (order - 1) * epsilons, 0)))
+    return deltas
 
 
 def _discrete_gaussian(event: Values, factor: int) -> _Release:

@@ -59,7 +59,7 @@ def tradeoff_bounds(event: DpEvent, *, adjacency: Adjacency) -> TradeOffBounds:
       Both curves, symmetric; the same one twice where it is exact.
 
     Raises:
-      UnsupportedEventError: no lower bound on the event's epsilon, as for selection, and so
+      UnsupportedEventError: no lower bound on the event's epsilon, as for zCDP, and so
         no upper curve; ``tradeoff_curve`` has what is guaranteed.
       ValueError: ``adjacency`` is unknown.
 
@@ -106,7 +106,7 @@ def curve_bounds(atoms: AtomicEvents) -> TradeOffBounds:
 
     # Above the true curve, from the lower profile of removing a record. Adding one gives less at
     # epsilons above zero, but for Wishart noise; leaving it out is on the safe side.
-    epsilons = _epsilons(atoms)
+    epsilons = profile_epsilons(atoms)
     epsilons = np.append(-epsilons[1], epsilons)
     upper = from_profile(*_below(epsilons, delta_lower_bounds(atoms, epsilons, ("remove",))))
     return TradeOffBounds(_curve_of_profiles(atoms), upper)
@@ -133,7 +133,7 @@ def _curve_of_profiles(atoms: AtomicEvents) -> TradeOff:
 
     # That of the privacy loss distribution, where there is one.
     try:
-        epsilons = _epsilons(atoms)
+        epsilons = profile_epsilons(atoms)
         profiles.append((epsilons, pld_profile(atoms, epsilons, None)))
     except UnsupportedEventError as error:
         reason = error
@@ -181,7 +181,7 @@ def _below(epsilons: Array, deltas: Array) -> tuple[Array, Array]:
     return np.append(epsilons[:end], zero), np.append(values[:end], 0.0)
 
 
-def _epsilons(atoms: AtomicEvents) -> Array:
+def profile_epsilons(atoms: AtomicEvents) -> Array:
     """Returns epsilons from zero on, between which a profile is straight enough for its chords."""
     check_supported(atoms)
     count = sum(count for _, count in atoms)

@@ -483,4 +483,5 @@ class Compound(AtomicEvent):
         if getattr(event, "sampling_probability", 1) == 0:
             return math.inf
         inner = (_kind_of(leaf).noise(leaf) for leaf, _ in _flatten(event.event))
-        return 0.0 if min(inner, default=1.0) < _LEAST_NOISE else 1.0
+        least = min(inner, default=math.inf)
+        return least if math.isinf(least) else 0.0 if least < _LEAST_NOISE else 1.0

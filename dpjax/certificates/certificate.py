@@ -495,7 +495,7 @@ def certify(guarantee: Guarantee, delta: float) -> Certificate:
     """Returns the certificate of a guarantee at ``delta``, and the caveats on it.
 
     The certified epsilon is that of the privacy loss distribution; where the event has none, as
-    repetition and selection, it is that of Rényi DP. ``Certificate.accountant`` names which.
+    zCDP, it is that of Rényi DP. ``Certificate.accountant`` names which.
 
     Args:
       guarantee: that of a mechanism or of a run (``mechanism.guarantee``, ``result.guarantee``).

@@ -7,6 +7,7 @@ from dpjax.mechanisms.base import Composition, Interval, Mechanism
 from dpjax.mechanisms.epochs import Epochs
 from dpjax.mechanisms.randomized_response import Frequencies, RandomizedResponse
 from dpjax.mechanisms.record_sum import ClippedSum, RecordSum, SumPart
+from dpjax.mechanisms.repeated_selection import RepeatedSelection
 from dpjax.mechanisms.selection import ExponentialMechanism, NoisyMax, PermuteAndFlip
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian, mechanism_of
 
@@ -27,6 +28,7 @@ __all__ = [
     "PermuteAndFlip",
     "RandomizedResponse",
     "RecordSum",
+    "RepeatedSelection",
     "SubsampledGaussian",
     "SumPart",
     "dpsgd",

@@ -89,6 +89,8 @@ class Mechanism(abc.ABC):
 class Composition(Mechanism):
     """Adaptive composition: all ``mechanisms`` run on the same records.
 
+    With a `RepeatedSelection` the tuning of all parts counts as counted, unless one states another.
+
     Attributes:
       mechanisms: at least one, all of one adjacency and one unit of privacy.
 
@@ -120,6 +122,8 @@ class Composition(Mechanism):
         guarantees = [mechanism.guarantee for mechanism in self.mechanisms]
         constants = [constant for each in guarantees for constant in each.size_constants]
         sizes = {each.num_examples for each in guarantees} - {None}
+        # A search, and runs with the settings that it found.
+        tunings = {each.tuning for each in guarantees} - {None}
         return Guarantee(
             event=compose([each.event for each in guarantees]),
             adjacency=guarantees[0].adjacency,
@@ -129,6 +133,7 @@ class Composition(Mechanism):
             exact_noise=all(each.exact_noise for each in guarantees),
             size_constants=tuple(dict.fromkeys(constants)),
             num_examples=sizes.pop() if len(sizes) == 1 else None,
+            tuning="counted" if tunings == {"counted"} else None,
         )
 
     def _description(self) -> dict[str, str]:

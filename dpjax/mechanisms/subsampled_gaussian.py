@@ -104,7 +104,9 @@ class SubsampledGaussian(Mechanism):
             check_non_negative("noise_multiplier", sigma)
         self._check_epochs()
         if self.tuning is not None:
-            check_choice("tuning", self.tuning, get_args(Tuning))
+            # Only a selection counts it.
+            choices = [each for each in get_args(Tuning) if each != "counted"]
+            check_choice("tuning", self.tuning, choices)
         self._plan_correlation()
 
     @functools.cached_property

@@ -1,10 +1,15 @@
-"""Batch samplers (Poisson, cyclic, fixed size, random allocation, shuffled) and their events."""
+"""Batch samplers (Poisson, cyclic, fixed size, allocation, shuffled), and numbers of runs."""
 
 from dpjax.sampling.allocated import AllocatedSampling
 from dpjax.sampling.base import Batch, Participation, Sampling, gather
 from dpjax.sampling.cyclic import CyclicPoissonSampling
 from dpjax.sampling.fixed_size import FixedSizeSampling, ShuffledEpochs
 from dpjax.sampling.poisson import PoissonSampling, TruncatedPoissonSampling
+from dpjax.sampling.repetitions import (
+    PoissonRepetitions,
+    Repetitions,
+    TruncatedNegativeBinomial,
+)
 
 __all__ = [
     "AllocatedSampling",
@@ -12,9 +17,12 @@ __all__ = [
     "CyclicPoissonSampling",
     "FixedSizeSampling",
     "Participation",
+    "PoissonRepetitions",
     "PoissonSampling",
+    "Repetitions",
     "Sampling",
     "ShuffledEpochs",
+    "TruncatedNegativeBinomial",
     "TruncatedPoissonSampling",
     "gather",
 ]

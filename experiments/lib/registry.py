@@ -70,6 +70,7 @@ MODULES = (
     "experiments.pate.mnist",
     "experiments.pate.svhn",
     "experiments.rehearsal.settings",
+    "experiments.training.tuned",
     "experiments.course.differencing",
     "experiments.course.local",
     "experiments.audit.mechanisms",

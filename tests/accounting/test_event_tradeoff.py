@@ -192,7 +192,7 @@ def test_tradeoff_curve_of_hardly_any_noise():
 
 
 def test_tradeoff_curve_without_upper_curve():
-    event = dp_event.RepeatAndSelectDpEvent(gaussian(4.0), 10, 1)
+    event = dp_event.RepeatAndSelectDpEvent(dp_event.ZCDpEvent(1 / 32), 10, 1)
     with pytest.raises(UnsupportedEventError, match="no privacy loss"):
         tradeoff_bounds(event, adjacency="add_remove")
     curve = tradeoff_curve(event, adjacency="add_remove")

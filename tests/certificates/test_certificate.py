@@ -67,12 +67,12 @@ def test_certify_by_renyi_bound():
     estimates = {one.method: one for one in selection.estimates}
     assert estimates["pld"].kind == "unavailable"
     assert estimates["pld"].epsilon is None
-    assert "RepeatAndSelectDpEvent" in estimates["pld"].note
+    assert "ZCDpEvent" in estimates["pld"].note
     assert estimates["rdp"].epsilon == selection.epsilon
     text = " ".join(str(selection).split())
     assert "accountant rdp (Rényi DP" in text
     assert selection.epsilon_lower is None
-    assert "epsilon, lower bound not available (no distribution of the loss of RepeatAnd" in text
+    assert "epsilon, lower bound not available (no distribution of the loss of ZCDpEvent" in text
 
 
 @pytest.mark.parametrize("fixture", ["certificate", "without_replacement"])
@@ -332,7 +332,7 @@ def test_paragraph_names_everything(certificate):
 def test_paragraph_without_a_lower_bound():
     found = Selection(4.0).certificate(DELTA).paragraph()
     assert "accountant 'rdp' (Rényi DP" in found
-    assert "a lower bound is not available (no distribution of the loss of Repeat" in found
+    assert "a lower bound is not available (no distribution of the loss of ZCDpEvent" in found
     assert "An approximation" not in found
 
 

@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 from dp_accounting import dp_event
 from golden.cases_certificates import mechanisms
-from helpers.accounting_cases import FakeMechanism, Selection
+from helpers.accounting_cases import FakeMechanism, Selection, poisson
 
 import dpjax
 from dpjax import accounting, verify
@@ -320,7 +320,26 @@ def test_without_noise_epsilon_is_infinite():
 def test_what_has_no_second_account_is_not_decided():
     result = verify.verify(content(Selection(4.0).certificate(1e-5)))
     assert result.verdict == "not decided"
-    assert "no privacy loss of the event RepeatAndSelect" in result.reasons[0]
+    assert "no privacy loss of the event ZC" in result.reasons[0]
+
+
+@pytest.mark.parametrize("shape", [0.0, 1.0, math.inf])
+def test_repeated_selection_is_computed_anew(shape):
+    class Best(FakeMechanism):
+        def composed_event(self):
+            run = poisson(self.noise_multiplier, 0.01, self.num_steps)
+            return dp_event.RepeatAndSelectDpEvent(run, 50, shape)
+
+    values = content(Best(1.0).certificate(1e-5))
+    assert verify.verify(values).verdict == "verified"
+    assert verify.verify(values).epsilon == pytest.approx(values["epsilon"], rel=2e-3)
+
+    # Power: of fewer runs, or of a lighter tail.
+    for change in ({"mean": 25}, {"shape": 0.0 if shape else 1.0}):
+        changed = with_event(values, lambda event, change=change: {**event, **change})
+        assert verify.verify(changed).verdict == "refused"
+    small = with_event(values, lambda event: {**event, "mean": 0.5})
+    assert verify.verify(small).verdict == "not decided"
 
 
 @pytest.mark.parametrize(

@@ -519,6 +519,21 @@ CASES = {
             "smaller for threshold, far off;",
         ),
     ],
+    "training.tuned": [
+        (
+            {},
+            "not compared",
+            r"0\.00 to 1\.24 below that of Rényi.*89\.[78] % \(geometric, mean 8\)",
+        ),
+        (
+            {
+                ("cost: geometric, mean 100", "measured", "ε by Rényi divergences"): 6.194,
+                ("search: one candidate", "measured", "test accuracy %"): 12.3,
+            },
+            "not compared",
+            r"to 2\.00 below.*12\.3 % \(one candidate\)",
+        ),
+    ],
     "course.local": [
         ({}, "reproduced", "18 of 18"),
         (

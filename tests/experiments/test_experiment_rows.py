@@ -184,6 +184,11 @@ ROWS = {
         {"epochs": (1.0,), "plans": ((8, 1.0),), "clips": (1.0,), "learning_rates": (0.01, 0.1)},
         {},
     ),
+    "training.tuned": (
+        "search: geometric, mean 8",
+        {"pool": 4, "num_steps": 10, "searches": 100},
+        {},
+    ),
     "course.differencing": ("sum", {"entries": 100}, {}),
     "course.local": ("ε = 3, n = 100", {"repeats": 50}, {}),
     "audit.mechanisms": ("Laplace, ε = 4", {}, {}),
@@ -196,7 +201,7 @@ SLOW = (
     " bayes.wine bdp.abalone bdp.adult bdp.cifar10 bdp.mnist dpvi.abalone dpvi.adult dpvi.gradients"
     " dpvi.mixture gdp.adult gdp.imdb gdp.mnist gdp.movielens gdp.noise_saved pate.analysis"
     " pate.mnist pate.svhn rehearsal.settings scattering.linear sgmcmc.adult"
-    " sgmcmc.inversion sgmcmc.mnist"
+    " sgmcmc.inversion sgmcmc.mnist training.tuned"
 ).split()
 
 

@@ -110,7 +110,8 @@ class Selection(FakeMechanism):
     """The best of several releases, of which no privacy loss distribution is known."""
 
     def composed_event(self) -> DpEvent:
-        return dp_event.RepeatAndSelectDpEvent(gaussian(self.noise_multiplier), 10, 1)
+        release = dp_event.ZCDpEvent(self.noise_multiplier**-2 / 2)
+        return dp_event.RepeatAndSelectDpEvent(release, 10, 1)
 
 
 def normal_mixture(rate: float, noise: float, shift: float) -> Density:

@@ -604,6 +604,16 @@ VALUES: dict[str, Any] = {
     "pate.Partition.draw: num_teachers": 2,
     "pate.Partition.from_hash: num_teachers": 2,
     "pate.sanitized_certificate: release": smooth_release,
+    "mechanisms.RepeatedSelection: run": steps,
+    "mechanisms.RepeatedSelection: repetitions": lambda: dpjax.TruncatedNegativeBinomial(4.0),
+    "mechanisms.RepeatedSelection: score": lambda: dpjax.Laplace(bound_of("l1"), scale=4.0),
+    "sampling.TruncatedNegativeBinomial: shape": 1.0,
+    **{
+        f"sampling.{name}: expected": 4.0
+        for name in ("PoissonRepetitions", "TruncatedNegativeBinomial")
+    },
+    "sampling.repetitions.Repetitions.event: run": lambda: GaussianDpEvent(1.0),
+    "sampling.repetitions.Repetitions.quantile: level": 0.5,
 }
 
 # The object whose method is called: by class, or by "class.method" where it matters.
@@ -639,6 +649,14 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "gradients.QuantileClip": lambda: dpjax.QuantileClip(1.0),
     "gradients.SlackClip": lambda: dpjax.SlackClip(1.0),
     "gradients.clip_rules.AdaptiveClip": lambda: dpjax.QuantileClip(1.0),
+    **{
+        f"sampling.{name}": lambda: dpjax.TruncatedNegativeBinomial(4.0)
+        for name in ("repetitions.Repetitions", "Repetitions", "TruncatedNegativeBinomial")
+    },
+    "sampling.PoissonRepetitions": lambda: dpjax.PoissonRepetitions(4.0),
+    "mechanisms.RepeatedSelection": lambda: dpjax.RepeatedSelection(
+        steps(), repetitions=dpjax.TruncatedNegativeBinomial(4.0)
+    ),
     "training.MeshSharding": mesh_sharding,
     "transforms.BLT": lambda: dpjax.BLT(2, num_steps=8),
     "transforms.BandedToeplitz": lambda: dpjax.BandedToeplitz(2, num_steps=8),
@@ -831,6 +849,7 @@ RESULTS = {
         "sampling": ["Batch"],
         "sensitivity": ["EmpiricalSensitivity"],
         "statistics": ["Estimate", "StatisticsPlan", "StatisticsRelease"],
+        "tuning": ["Study", "Study.certificate"],
         "training": [
             "PrivateStep",
             "Report",
@@ -848,6 +867,17 @@ RESULTS = {
     for name in [f"{package}.{one}" for one in names]
 }
 NOT_CALLED: dict[str, str] = {
+    "sampling.Repetitions": "an abstract class",
+    **{
+        f"sampling.{name}.{method}": "of the accounting of a selection"
+        for name in (
+            "repetitions.Repetitions",
+            "PoissonRepetitions",
+            "TruncatedNegativeBinomial",
+        )
+        for method in ("largest_log_ratio", "select")
+    },
+    "tuning.tune": "arguments are refused in tests/tuning",
     "gradients.AdaptiveClip": "an abstract class",
     "gradients.GradientAndSlots": "arrays of any shape",
     "transforms.FollowClipBoundState": "a state of a transformation",

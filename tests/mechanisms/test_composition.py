@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from dp_accounting.dp_event import ComposedDpEvent, GaussianDpEvent, RepeatAndSelectDpEvent
+from dp_accounting.dp_event import ComposedDpEvent, RepeatAndSelectDpEvent, ZCDpEvent
 from helpers.inputs import gaussian_mechanism
 
 from dpjax.accounting.events import UnsupportedEventError
@@ -22,7 +22,7 @@ class Selection(SubsampledGaussian):
 
     @property
     def guarantee(self):
-        event = RepeatAndSelectDpEvent(GaussianDpEvent(4.0), 10, 1)
+        event = RepeatAndSelectDpEvent(ZCDpEvent(1 / 32), 10, 1)
         return dataclasses.replace(FULL.guarantee, event=event, adjacency=self.adjacency)
 
 

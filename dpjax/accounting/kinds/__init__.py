@@ -7,6 +7,7 @@ from dpjax.accounting.kinds import (  # noqa: F401 - defining a kind registers i
     laplace,
     random_allocation,
     randomized_response,
+    repeated_selection,
     truncated_poisson,
     wishart,
 )
