@@ -77,11 +77,6 @@ class Study:
     seeded: bool
 
     @property
-    def settings(self) -> Mapping[str, float] | None:
-        """The settings of the best candidate: ``best_params``."""
-        return self.best_params
-
-    @property
     def guarantee(self) -> Guarantee:
         """The guarantee of training, scores and selection together."""
         return self.mechanism.guarantee.of_run(seeded=self.seeded)

@@ -80,7 +80,6 @@ def test_the_best_candidate_is_returned():
     assert len(seen) == 7
     assert np.array_equal(study.params, seen[int(np.argmax(scores))])
     assert study.best_value == max(scores)
-    assert study.best_params == study.settings
     assert study.best_params["rate"] in RATES["rate"]
     assert len(np.unique(seen, axis=0)) == 7
 
