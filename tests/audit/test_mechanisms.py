@@ -3,7 +3,7 @@
 At epsilon 4, or 8 where releases are computed one by one on the host, the attack on honest code
 reaches the stated share of the certified epsilon without refuting it, a false alarm in at most one
 of twenty keys, and the same audit refutes half the noise, or a quarter of it where the attack sees
-what has half of the budget.
+a part of the budget alone.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from helpers.quick import slow_except
 
 import dpjax
 from dpjax import audit
-from experiments.audit.cases import CASES, DELTA, FAILING, HALF
+from experiments.audit.cases import CASES, DELTA, FAILING
 from experiments.audit.one_run import GRADIENTS, LOSSES, audit_run
 
 KEY = jax.random.key(3)
@@ -27,13 +27,13 @@ QUICK = ("Laplace", "randomized response")
 @pytest.mark.parametrize("name", slow_except(QUICK, CASES))
 def test_an_honest_mechanism_is_audited_and_half_of_its_noise_refuted(name):
     attack = CASES[name](4.0)
-    if not attack.vectorize:  # few runs, which see more at a larger epsilon
+    # Few runs, which see more at a larger epsilon: but not if they see a part of the budget alone.
+    if not attack.vectorize and name != "quantile":
         attack = dataclasses.replace(CASES[name](8.0), num_runs=300)
     honest = attack.report(KEY)
     assert not honest.is_refuted
     assert attack.least_ratio <= honest.epsilon / honest.certificate.epsilon <= 1
-    factor = 0.5 if attack.least_ratio >= HALF else 0.25
-    assert attack.report(KEY, factor=factor).is_refuted
+    assert attack.report(KEY, factor=attack.refuted_factor).is_refuted
 
 
 @pytest.mark.slow
