@@ -171,6 +171,8 @@ def _accuracy_figure(records: Sequence[Record]) -> Figure:
     for panel, record in zip(panels, records, strict=True):
         set_epoch_axis(panel, "")
         draw_series(panel, [record], CURVE, title=row_label(record), ylim=(lowest - 2, 100))
+        if record.settings["epochs"] < 1:
+            panel.set_xlim(0, 1)
         if record.settings["epochs"] == record.settings["published_epochs"]:
             panel.axhline(record.source[ACCURACY], color=SOURCE, linestyle=":", linewidth=1)
     figure.supxlabel("epoch", fontsize=10)
