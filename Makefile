@@ -14,6 +14,9 @@ BENCH_PYTHON = $(if $(wildcard $(PEERS)/.ready),$(PEERS)/bin,$(BIN))/python
 KEEP_MEMORY := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=68719476736 MALLOC_TOP_PAD_=268435456 \
 	MALLOC_ARENA_MAX=1
 
+# The seeds of a row, and some rows, have programs in common, which are compiled once.
+KEEP_COMPILED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.cache/jax
+
 .PHONY: setup reproduce federated distributed audit test test-slow test-all lint bench bench-setup notebooks docs clean
 
 setup: $(READY)
@@ -26,7 +29,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 reproduce: setup
-	$(KEEP_MEMORY) $(BIN)/python -m experiments run all --profile $(PROFILE) --jobs $(JOBS); status=$$?; \
+	$(KEEP_MEMORY) $(KEEP_COMPILED) $(BIN)/python -m experiments run all --profile $(PROFILE) --jobs $(JOBS); status=$$?; \
 	$(BIN)/python -m experiments report && exit $$status
 
 # The Wine regression of ten holders, three nodes and an analyst: processes connected by TLS.

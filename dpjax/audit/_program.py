@@ -392,6 +392,7 @@ class _Analysis:
       bits: keys that random numbers were drawn from, with the lines.
       samples: draws that per-record values depend on.
       factors: draws that sums over records were multiplied with, or that were added to them.
+      correlated: normal draws that were multiplied with a public matrix.
       numbers: the number of the next array, draw, sum or loop.
       shown: arrays that leave the program other than as outputs.
       public_vars: variables that are public arrays, in one evaluation at least.
@@ -408,6 +409,7 @@ class _Analysis:
     bits: list[tuple[Key, str, int]] = field(default_factory=list)
     samples: set[int] = field(default_factory=set)
     factors: set[int] = field(default_factory=set)
+    correlated: set[int] = field(default_factory=set)
     numbers: Any = field(default_factory=itertools.count)
     shown: list[Public] = field(default_factory=list)
     public_vars: set[Var] = field(default_factory=set)
@@ -485,7 +487,12 @@ class _Analysis:
         elif isinstance(value, Sums):
             parts = [part for block in value.blocks for part in block]
             where = ", ".join(dict.fromkeys(part.where for part in parts))
-            self.report(True, "a sum over the records is returned without noise", where, path)
+            # As of `jax.random.multivariate_normal`: the covariance may be large enough.
+            if value.draws & self.correlated:
+                reason = "a sum over the records is returned with noise that is correlated"
+                self.report(False, reason, where, path)
+            else:
+                self.report(True, "a sum over the records is returned without noise", where, path)
         elif isinstance(value, Mixed):
             # With random numbers it may be a release that the check does not understand.
             is_violation = value.is_decided and not value.draws
@@ -768,6 +775,12 @@ class _Analysis:
         facts = [value.facts for value in values]
         if name == "select_n" and facts[0].interval in ((0.0, 0.0), (1.0, 1.0)):
             return [values[1 + int(facts[0].interval[0])]]
+
+        # Noise times a matrix is noise with a covariance, which is not followed.
+        if name == "dot_general":
+            noise = [value for value in values if value.normal is not None]
+            if len(noise) == 1 and all(not one.draws for one in values if one is not noise[0]):
+                self.correlated |= draws
 
         # Noise stays noise, and keys keys, under maps that keep their entries.
         keys = [key_after(equation, values, n) for n in range(len(equation.outvars))]

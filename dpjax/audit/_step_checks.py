@@ -277,6 +277,8 @@ class _Runs:
     def __init__(self, step: Any, init: Any, structure: Any, vectorize: bool) -> None:
         self.step, self.init = step, init
         self.structure, self.vectorize = structure, vectorize
+        # Run by run, steps may be of numpy: operations of JAX would take longer than they do.
+        self.arrays: Any = jnp if vectorize else np
         self.paths: list[str] = []
         self.widths: list[int] = []
         self.dtypes: list[np.dtype] = []
@@ -292,8 +294,7 @@ class _Runs:
     def over_keys(self, keys: jax.Array, *batches: Records) -> Array:
         """Returns the releases of consecutive steps on ``batches``, (keys, steps, numbers)."""
         if self._many_keys is None:
-            rows = [np.asarray(self._steps(key, batches)) for key in keys]
-            return np.stack(rows).astype(np.float64)
+            return np.stack([self._steps(key, batches) for key in keys]).astype(np.float64)
 
         # Blocks of one length, so that one program serves all calls.
         parts = []
@@ -332,7 +333,7 @@ class _Runs:
                 self._steps(key, [_with_row(batch, slot, [leaf[one] for leaf in rows])])[0]
                 for one in range(len(rows[0]))
             ]
-            return np.stack([np.asarray(row) for row in each]).astype(np.float64)
+            return np.stack(each).astype(np.float64)
         length = max(1, _CHUNK // (len(batch[0]) * (max(sum(self.widths), 1) + 1)))
         parts = []
         for start in range(0, len(rows[0]), length):
@@ -349,7 +350,7 @@ class _Runs:
         for batch in batches:
             one, state = self.step(state, jax.tree.unflatten(self.structure, batch))
             released.append(self._flat(one))
-        return jnp.stack(released)
+        return self.arrays.stack(released)
 
     def _with_rows(self, keys: jax.Array, batch: Records, slot: int, rows: Records) -> jax.Array:
         def run(key: jax.Array, row: Any) -> jax.Array:
@@ -358,13 +359,15 @@ class _Runs:
 
         return jax.vmap(run)(keys, rows)
 
-    def _flat(self, released: PyTree) -> jax.Array:
-        leaves = jax.tree_util.tree_leaves_with_path(released)
-        arrays = [jnp.asarray(leaf) for _, leaf in leaves]
-        self.paths = [jax.tree_util.keystr(path) for path, _ in leaves]
-        self.widths = [leaf.size for leaf in arrays]
-        self.dtypes = [leaf.dtype for leaf in arrays]
-        return jnp.concatenate([leaf.astype(jnp.float32).ravel() for leaf in arrays])
+    def _flat(self, released: PyTree) -> jax.Array | np.ndarray:
+        arrays = [self.arrays.asarray(leaf) for leaf in jax.tree.leaves(released)]
+        if not self.paths:  # by the first run: they are the same in all
+            paths = jax.tree_util.tree_leaves_with_path(released)
+            self.paths = [jax.tree_util.keystr(path) for path, _ in paths]
+            self.widths = [leaf.size for leaf in arrays]
+            self.dtypes = [leaf.dtype for leaf in arrays]
+        with np.errstate(over="ignore"):  # what does not fit is infinite
+            return self.arrays.concatenate([leaf.astype(np.float32).ravel() for leaf in arrays])
 
     @property
     def is_discrete(self) -> npt.NDArray[np.bool_]:

@@ -374,7 +374,9 @@ class Certificate(Report):
         What a certificate knows is filled in; what it cannot know, such as who may see the data, is
         marked ``"TO BE FILLED IN"``. Written as YAML it is a file of the registry.
 
-        Source: records of September 2026 in github.com/opendp/deployments-registry-data.
+        Source: github.com/opendp/deployments-registry-data. The fields are those of its schema of
+        15 July 2026 (commit 3e9c812), but for curators, which have a name and a type in records
+        published since (as ``deployments/mhusage.yaml`` of September 2026, commit 285f803).
 
         Args:
           name: of what is published.

@@ -23,7 +23,7 @@ from dpjax.bayes.variational import DPSVI
 from dpjax.federated import FederatedSum, Parties, run_round
 from dpjax.federated.noise import simulated_entropy
 from dpjax.mechanisms.record_sum import ClippedSum
-from experiments.published.regression import nonprivate_wishart_noise
+from experiments.published.regression import excludes_record, nonprivate_wishart_noise
 
 DELTA = 1e-5
 # What an attack should reach of the certified epsilon: where the canary moves all that is released,
@@ -33,6 +33,9 @@ _STEPS = 10
 # Of releases that no program has together, some milliseconds each: few, so that ratios are lower.
 _HOST_RUNS = 1_000
 _CANDIDATES = 30
+# Records at both candidates of a median, and between them: so many that the interval's ends are
+# selected with near certainty.
+_MEDIAN_RECORDS, _MEDIAN_MIDDLE = (5, 4), 1_000
 _UNIT = dpjax.Sensitivity(1.0, "l2", "add_remove")
 _UNIT_L1 = dpjax.Sensitivity(1.0, "l1", "add_remove")
 
@@ -50,6 +53,7 @@ class Attack:
       num_runs: on each data set.
       vectorize: whether the runs are one program.
       least_ratio: of audited to certified epsilon, at an epsilon of 4.
+      refuted_factor: of the noise, with so little of which the code is refuted.
     """
 
     mechanism: dpjax.Mechanism
@@ -60,6 +64,7 @@ class Attack:
     num_runs: int = 10_000
     vectorize: bool = True
     least_ratio: float = TIGHT
+    refuted_factor: float = 0.5
 
     def report(self, key: jax.Array, *, factor: float = 1.0) -> AuditReport:
         """Returns the audit, of code with ``factor`` times the noise of the mechanism."""
@@ -160,6 +165,35 @@ def _statistic(
     return make
 
 
+def _quantile(epsilon: float) -> Attack:
+    """A median between two candidates, of which the record moves one nearer and one farther.
+
+    The estimate has half of the budget. Of the other half, that of the interval's ends, nothing is
+    seen.
+    """
+    query = statistics.quantile("x", 0.5, bounds=(0, 1), num_candidates=2)
+    plan = statistics.plan([query], epsilon=epsilon, delta=DELTA, adjacency="replace_one")
+    low, high = _MEDIAN_RECORDS
+
+    def estimate(plan: Any, key: jax.Array, records: Any) -> float:
+        return float(plan.release(key, {"x": records}).estimates[0].estimate)
+
+    def records(number_low: int) -> np.ndarray:
+        numbers = number_low, _MEDIAN_MIDDLE, low + high - number_low
+        return np.repeat([0.0, 0.5, 1.0], numbers)
+
+    return Attack(
+        plan,
+        estimate,
+        records(low),
+        records(low - 1),
+        num_runs=_HOST_RUNS,
+        vectorize=False,
+        least_ratio=HALF,
+        refuted_factor=0.25,
+    )
+
+
 def _wishart(epsilon: float) -> Attack:
     """The noise along the record is a chi-square variable, which the record moves."""
     bounds = regression.RegressionBounds(x_norm_bound=1.0, y_bound=1.0)
@@ -196,6 +230,25 @@ def _regression(epsilon: float) -> Attack:
         return xtx[0, 0] / scales[0] + xty[0] / scales[1] + yty / scales[2]
 
     return Attack(mechanism, _release_rows, _rows(0), _rows(1), score=likelihood_ratio)
+
+
+def _adaptive_ridge(epsilon: float) -> Attack:
+    """Many equal records, so that the released eigenvalue is not cut off at zero."""
+    bounds = regression.RegressionBounds(x_norm_bound=1.0, y_bound=1.0)
+    mechanism = regression.AdaSSP.from_epsilon(
+        bounds, epsilon=epsilon, delta=DELTA, adjacency="add_remove", num_features=1
+    )
+    variances = [part.scale**2 for part in mechanism.parts]
+
+    def likelihood_ratio(released: Any) -> jax.Array:
+        xtx, xty, _ = released.statistics
+        return (
+            xtx[0, 0] / variances[0]
+            + xty[0] / variances[1]
+            + released.smallest_eigenvalue / variances[2]
+        )
+
+    return Attack(mechanism, _release_rows, _rows(100), _rows(101), score=likelihood_ratio)
 
 
 def _conjugate(epsilon: float) -> Attack:
@@ -428,8 +481,10 @@ CASES: dict[str, Callable[[float], Attack]] = {
         [0.5] * 9,
         [0.5] * 8 + [1.5],
     ),
+    "quantile": _quantile,
     "Wishart noise": _wishart,
     "regression": _regression,
+    "AdaSSP": _adaptive_ridge,
     "conjugate, Laplace": _conjugate,
     "one posterior sample": _posterior_sample,
     "DP-SGD": _training,
@@ -442,7 +497,7 @@ CASES: dict[str, Callable[[float], Attack]] = {
     "federated sum": _federated,
 }
 # Released one after the other, which takes longest.
-ON_HOST = "clipped sum", "count", "mean", "histogram", "federated sum"
+ON_HOST = "clipped sum", "count", "mean", "histogram", "quantile", "federated sum"
 
 
 # What was published as private, each beside a mechanism with the guarantee that is claimed.
@@ -457,6 +512,20 @@ def _published_wishart(epsilon: float) -> Attack:
         return noise[0, 0] + count
 
     return Attack(claimed, release, 0.0, 1.0)
+
+
+def _published_wishart_support(epsilon: float) -> Attack:
+    """The same noise for five columns: where it is smaller than the record, that is excluded."""
+    claimed = sgmcmc.OnePosteriorSample(epsilon, low=-1.0, high=0.0, adjacency="add_remove")
+    row = jnp.full(5, 5**-0.5)
+
+    def release(_: Any, key: jax.Array, count: Any) -> jax.Array:
+        noise = nonprivate_wishart_noise(key, 5, x_norm_bound=1.0, epsilon=epsilon)
+        return noise + count * jnp.outer(row, row)
+
+    return Attack(
+        claimed, release, 0.0, 1.0, score=lambda released: -1.0 * excludes_record(released, row)
+    )
 
 
 def _published_sgld(epsilon: float) -> Attack:
@@ -485,5 +554,6 @@ def _published_sgld(epsilon: float) -> Attack:
 
 FAILING: dict[str, tuple[Callable[[float], Attack], float]] = {
     "Wishart(d + 1), sold as ε = 1": (_published_wishart, 1.0),
+    "Wishart(d + 1), d = 5, sold as ε = 1": (_published_wishart_support, 1.0),
     "SGLD, sold as ε = 0.1": (_published_sgld, 0.1),
 }

@@ -223,12 +223,10 @@ class Settings:
 
     def training(self, num_examples: int) -> dpjax.SubsampledGaussian:
         """Returns the mechanism of training with the published noise, on Poisson batches."""
+        usual = dpjax.PoissonSampling(num_examples, self.sampling_rate)
+        size = min(_PHYSICAL_BATCH_SIZE, usual.physical_batch_size)
         return dpjax.SubsampledGaussian(
-            dpjax.PoissonSampling(
-                num_examples,
-                self.sampling_rate,
-                physical_batch_size=min(_PHYSICAL_BATCH_SIZE, num_examples),
-            ),
+            dataclasses.replace(usual, physical_batch_size=size),
             l2_clip=self.l2_clip,
             noise_multiplier=self.noise_multiplier,
             # The source drops the last, incomplete batch of an epoch.

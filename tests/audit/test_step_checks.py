@@ -149,14 +149,31 @@ def test_batches_of_one_length_need_a_null_record():
 
 @pytest.mark.slow
 def test_a_step_in_numpy_run_by_run():
+    """A right step passes, and one with half the noise is seen, with the runs of the default."""
+
+    def make(noise_std):
+        def step(key, records):
+            rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+            finite = np.where(np.isfinite(records).all(axis=1, keepdims=True), records, 0.0)
+            norms = np.linalg.norm(finite.astype(float), axis=1, keepdims=True)
+            clipped = finite / np.maximum(norms, 1)
+            return {"sum": clipped.sum(axis=0) + noise_std * rng.normal(size=finite.shape[1])}
+
+        return step
+
+    right = audit.check_step(KEY, make(STD), RECORDS, mechanism(), vectorize=False)
+    assert right.verdict == "passed"
+    wrong = audit.check_step(KEY, make(STD / 2), RECORDS, mechanism(), vectorize=False)
+    assert failed(wrong) == ["sensitivity"]
+
+
+def test_a_release_of_numpy_beyond_float32_is_infinite():
     def step(key, records):
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-        with np.errstate(all="ignore"):
-            return np.asarray(clipped_sum(jnp.asarray(records))) + STD * rng.normal(size=4)
+        return 1e200 * np.abs(records).sum(axis=0, dtype=float) + rng.normal(size=4)
 
-    few = RECORDS[:2]
-    report = audit.check_step(KEY, step, few, mechanism(), num_runs=200, vectorize=False)
-    assert not report.failures
+    report = audit.check_step(KEY, step, RECORDS, mechanism(), num_runs=200, vectorize=False)
+    assert failed(report) == ["finite"]
 
 
 @pytest.mark.slow

@@ -546,7 +546,7 @@ CASES = {
         ),
     ],
     "audit.mechanisms": [
-        ({}, "claim contradicted", r"refute no certificate of dpjax.* and refute 2 of 2 claims"),
+        ({}, "claim contradicted", r"refute no certificate of dpjax.* and refute 3 of 3 claims"),
         (
             {("Laplace, ε = 4", "measured", "refutations, of 1"): 1},
             "claim contradicted",
@@ -556,9 +556,10 @@ CASES = {
             {
                 ("SGLD, sold as ε = 0.1", "measured", "refutations, of 1"): 0,
                 ("Wishart(d + 1), sold as ε = 1", "measured", "refutations, of 1"): 0,
+                ("Wishart(d + 1), d = 5, sold as ε = 1", "measured", "refutations, of 1"): 0,
             },
             "not compared",
-            "refute 0 of 2",
+            "refute 0 of 3",
         ),
     ],
 }
