@@ -73,6 +73,7 @@ MODULES = (
     "experiments.course.differencing",
     "experiments.course.local",
     "experiments.audit.mechanisms",
+    "experiments.accounting.allocation",
 )
 
 
