@@ -369,7 +369,8 @@ def _draw_curves(records: Sequence[Record]) -> Figure:
         band = points["lower"][1], y
         draw_curve(axes, x, y, band, color=CERTIFIED, label="random allocation")
         draw_curve(axes, *points["Poisson"], color=MEASURED, label="Poisson", linestyle="--")
-        axes.set(title=record.row.removeprefix("ε by σ, "), yscale="log")
+        axes.set_title(record.row.removeprefix("ε by σ, "))
+        set_log_ticks(axes, (0.03, 0.1, 0.3, 1, 3, 10), "", "y")
         set_log_ticks(axes, (0.6, 1, 2, 4), "noise multiplier σ")
     panels[0].set_ylabel("certified ε")
     legend_below(figure, panels)

@@ -74,6 +74,7 @@ MODULES = (
     "experiments.course.local",
     "experiments.audit.mechanisms",
     "experiments.accounting.allocation",
+    "experiments.training.correlated",
 )
 
 

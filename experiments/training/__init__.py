@@ -1,0 +1,1 @@
+"""Experiments on private training that are not those of one publication."""
