@@ -38,6 +38,8 @@ _DIRECTIONS: dict[Direction, str] = {"remove": REMOVE, "add": ADD}
 # samples of a loss.
 _NUM_DRAWS = {"quick": 2**24, "paper": 2**27}
 _REPETITIONS, _FEWEST = 16, 2**12
+# With larger tilts nearly all terms would be rejected.
+_MOST_TILT = 5.0
 # Steps t, noise multiplier, δ, epochs; ε of removal, of addition, and of Poisson sampling.
 _EPOCHS = (
     ((10, 1.0, 1e-5, 1), (2.188848, 1.36488, 2.8545)),
@@ -158,7 +160,7 @@ def sample_losses(
 
 
 def _tilt_of_terms(mu: float, mean: float) -> tuple[float, float]:
-    """Returns the tilt for which w has this mean with density in proportion to exp(-tilt w).
+    """Returns the tilt, at most 5, for which w has this mean with density in proportion to exp(-tilt w).
 
     And the logarithm of the mean of exp(-tilt w) for lognormal w of mean 1. By the trapezoidal
     rule, which is exact but for rounding.
@@ -169,7 +171,7 @@ def _tilt_of_terms(mu: float, mean: float) -> tuple[float, float]:
     def excess(tilt: float) -> float:
         return float(np.average(w, weights=masses * np.exp(-tilt * w))) - mean
 
-    tilt = float(brentq(excess, 0.0, 100.0))
+    tilt = float(brentq(excess, 0.0, _MOST_TILT)) if excess(_MOST_TILT) < 0 else _MOST_TILT
     return tilt, math.log(np.average(np.exp(-tilt * w), weights=masses))
 
 

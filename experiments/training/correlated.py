@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -321,16 +320,16 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
 
 def _draw_errors(records: Sequence[Record]) -> Figure:
     figure, panels = panel_grid(2, 2, 9.6, 4.6)
+    colours = dict(zip(_DECAYS, PALETTE, strict=False))
     for axes, shown in zip(panels, (_COLUMNS[:2], _COLUMNS[2:]), strict=True):
-        names = [error_column(*each) for each in shown]
         columns = {
-            f"n = {steps:,}": ("measured", name, colour, "o")
-            for (steps, _), name, colour in zip(shown, names, PALETTE[-len(shown) :], strict=True)
+            f"n = {steps:,}": ("measured", error_column(steps, passes), colours[steps], "o")
+            for steps, passes in shown
         }
         draw_by_row(axes, records, columns)
-        axes.set_title(names[0].split(", ", 1)[1])
+        axes.set_title(error_column(*shown[0]).split(", ", 1)[1])
         set_log_ticks(axes, (2, 5, 10, 20, 50, 100), "error of prefix sums (RMSE)")
-        axes.legend(loc="upper right")
+        axes.legend(loc="lower right")
     panels[1].set_yticklabels([])
     return figure
 
@@ -350,23 +349,14 @@ def _draw_accuracies(records: Sequence[Record]) -> Figure:
 def remarks(records: Sequence[Record]) -> list[str]:
     remarks = []
     for record in group_by(records, "part").get("accuracy", []):
-        best, second = ranking(record)[:2]
-        noise = min(METHODS, key=lambda method: record.measured[NOISE.format(method)])
-        listed = ", ".join(
-            f"{method} {gain_over_poisson(record, method)[0]:+.2f}"
-            for method in METHODS
-            if method != POISSON
-        ).replace("-", "−")
+        noise = {method: record.measured[NOISE.format(method)] for method in METHODS}
+        gains = {method: gain_over_poisson(record, method) for method in METHODS[1:]}
+        listed = ", ".join(f"{m} {gain:+.2f} ± {error:.2f}" for m, (gain, error) in gains.items())
         remarks.append(
-            f"{record.row}: {best} is best, then {second}; points over Poisson: {listed}. The noise"
-            f" of sums is least for {noise}."
+            f"{record.row}: points over Poisson, with one standard error: {listed}. The noise of"
+            f" sums is least for {min(noise, key=lambda method: noise[method])}."
         )
-    return remarks
-
-
-def ranking(record: Record) -> list[str]:
-    """Returns the methods by falling accuracy."""
-    return sorted(METHODS, key=lambda method: -record.measured[ACCURACY.format(method)])
+    return [remark.replace(" -", " −") for remark in remarks]
 
 
 def gain_over_poisson(record: Record, method: str) -> tuple[float, float]:
@@ -386,16 +376,15 @@ def finding(records: Sequence[Record]) -> Finding:
             pairs += zip(np.ravel(record.measured[name]), np.ravel(value), strict=True)
     clauses = []
     if accuracy := parts.get("accuracy"):
-        gains = [gain_over_poisson(record, m) for record in accuracy for m in (BANDED, BLT)]
-        clear = [gain for gain, error in gains if gain > 2 * error]
-        worse = [gain for gain, error in gains if gain < -2 * error]
-        best = Counter(ranking(record)[0] for record in accuracy)
-        counts = ", ".join(f"{method} {count}" for method, count in best.most_common())
-        clauses.append(
-            f"at equal ε the best accuracies of {len(accuracy)} rows are of {counts}, and"
-            f" correlated noise is more than two standard errors above Poisson sampling in"
-            f" {len(clear)} of {2 * len(accuracy)} comparisons, below it in {len(worse)}"
-        )
+        for method in METHODS[1:]:
+            gains = [gain_over_poisson(record, method) for record in accuracy]
+            above = sum(gain > 2 * error for gain, error in gains)
+            below = sum(gain < -2 * error for gain, error in gains)
+            clauses.append(f"{method} {above} times above and {below} below")
+        clauses = [
+            f"of {len(accuracy)} accuracies at the ε of Poisson sampling, by more than two standard"
+            f" errors: {', '.join(clauses)}"
+        ]
     if ratios := parts.get("ratio"):
         met = sum(r.measured[RATIO] <= r.source[f"{RATIO}, at most"] for r in ratios)
         clauses.append(f"{met} of {len(ratios)} limits of jax-privacy's tests hold")
