@@ -1,6 +1,6 @@
 """Random allocation: certified ε from both ends against Monte Carlo, and against Poisson sampling.
 
-``python -m experiments run accounting_allocation``: accounting alone, half a minute on two CPU
+``python -m experiments run accounting_allocation``: accounting alone, a minute on two CPU
 cores under ``quick``, and with eight times as many samples four minutes under ``paper``.
 """
 
@@ -160,10 +160,10 @@ def sample_losses(
 
 
 def _tilt_of_terms(mu: float, mean: float) -> tuple[float, float]:
-    """Returns the tilt, at most 5, for which w has this mean with density in proportion to exp(-tilt w).
+    """Returns a tilt, and the logarithm of the mean of exp(-tilt w) for lognormal w of mean 1.
 
-    And the logarithm of the mean of exp(-tilt w) for lognormal w of mean 1. By the trapezoidal
-    rule, which is exact but for rounding.
+    With density in proportion to exp(-tilt w), w has the mean ``mean``, or a larger one where the
+    tilt is the largest. By the trapezoidal rule, which is exact but for rounding.
     """
     z = np.linspace(-12.0, 12.0, 4001)
     masses, w = np.exp(-(z**2) / 2), np.exp(mu * z - mu**2 / 2)
