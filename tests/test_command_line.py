@@ -114,15 +114,15 @@ def test_epochs_are_rounded_up_to_steps(options, steps, values):
     assert values(f"epsilon {options} --sigma 20 {STATED}")["num_steps"] == steps
 
 
-@pytest.mark.parametrize("sampler", ["poisson", "truncated"])
+@pytest.mark.parametrize("sampler", ["poisson", "truncated", "allocated"])
 def test_noise_is_that_of_dpsgd(sampler, values):
-    """Truncation at the default size costs no noise."""
     plan = {"num_examples": 10_000, "batch_size": 200, "epochs": 3}
-    made = dpjax.dpsgd(**plan, epsilon=1.0, delta=1e-5, adjacency="zero_out")
+    target = {"epsilon": 1.0, "delta": 1e-5, "adjacency": "zero_out"}
+    made = dpjax.dpsgd(**plan, **target, sampler=sampler)
     found = values(f"noise {PLAN} --epsilon 1 {STATED} --sampler {sampler}")
     assert found["noise_multiplier"] == pytest.approx(made.noise_multiplier, rel=2e-3)
     assert found["num_steps"] == made.num_steps
-    assert found["description"]["steps"] == made.guarantee.description["steps"]
+    assert found["description"].get("steps") == made.guarantee.description.get("steps")
 
 
 @pytest.mark.slow

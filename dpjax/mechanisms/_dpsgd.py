@@ -1,10 +1,14 @@
 """DP-SGD from batch size, epochs or steps, and a privacy target."""
 
-from dpjax._checks import as_count, check, check_delta, check_positive, check_type
+import math
+from typing import Literal
+
+from dpjax._checks import as_count, check, check_choice, check_delta, check_positive
 from dpjax._typing import ClipBound
 from dpjax.adjacency import Adjacency
 from dpjax.mechanisms.epochs import Epochs
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
+from dpjax.sampling.allocated import AllocatedSampling
 from dpjax.sampling.poisson import PoissonSampling, TruncatedPoissonSampling
 
 
@@ -20,11 +24,11 @@ def dpsgd(
     l2_clip: ClipBound = 1.0,
     adjacency: Adjacency,
     unit: str = "one record",
-    truncated: bool = False,
+    sampler: Literal["poisson", "truncated", "allocated"] = "poisson",
 ) -> SubsampledGaussian:
     """Returns the mechanism of DP-SGD for a batch size, epochs or steps, and a privacy target.
 
-    Batches are Poisson samples: each step draws every record with probability
+    Batches are by default Poisson samples: each step draws every record with probability
     ``batch_size / num_examples``. There are ``num_steps`` steps, or
     ``epochs * num_examples / batch_size``, rounded up; the certificate then states batch size,
     epochs and this rounding (see `Epochs`). Either the noise is the least for ``epsilon`` at
@@ -43,9 +47,11 @@ def dpsgd(
       l2_clip: bound on one example's gradient in L2: a number, or per-layer bounds.
       adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``; there is no default.
       unit: the unit of privacy, for example ``"one record"``.
-      truncated: whether the sampler is `TruncatedPoissonSampling`, each draw of which fits into one
-        batch, for own loops, instead of `PoissonSampling`. Its largest batch is by default so large
-        that the noise is the same.
+      sampler: ``"poisson"`` for `PoissonSampling`; ``"truncated"`` for `TruncatedPoissonSampling`,
+        each draw of which fits into one batch, for own loops, and whose largest batch is so large
+        that the noise is the same; or ``"allocated"`` for `AllocatedSampling`, with each record in
+        one step of each pass of ``num_examples / batch_size`` steps, rounded up, the mean of which
+        is the divisor, and ``epochs`` that are such passes. Not under ``"replace_one"``.
 
     Privacy:
       Sampling rate, divisor and, of ``epochs``, the number of steps are computed from
@@ -54,9 +60,9 @@ def dpsgd(
       records private, build a `SubsampledGaussian` from constants that were chosen without it.
 
     Raises:
-      ValueError: a number out of range or not whole, not exactly one of ``epochs`` and
-        ``num_steps`` and one of ``epsilon`` and ``noise_multiplier``, or ``delta`` without
-        ``epsilon``.
+      ValueError: a number out of range or not whole, another ``sampler``, not exactly one of
+        ``epochs`` and ``num_steps`` and one of ``epsilon`` and ``noise_multiplier``, or ``delta``
+        without ``epsilon``.
 
     Source: Abadi et al. (2016), Algorithm 1.
 
@@ -82,17 +88,27 @@ def dpsgd(
     )
     steps = plan.num_steps if num_steps is None else as_count("num_steps", num_steps)
 
+    # How batches are drawn; passes of random allocation are of whole steps.
+    check_choice("sampler", sampler, ("poisson", "truncated", "allocated"))
+    sampling: PoissonSampling | TruncatedPoissonSampling | AllocatedSampling
+    if sampler == "allocated":
+        steps_per_epoch = math.ceil(plan.num_examples / plan.batch_size)
+        sampling = AllocatedSampling(plan.num_examples, steps_per_epoch=steps_per_epoch)
+        steps = steps if epochs is None else math.ceil(epochs * steps_per_epoch)
+    else:
+        kind = TruncatedPoissonSampling if sampler == "truncated" else PoissonSampling
+        divisor = float(plan.batch_size)
+        sampling = kind(plan.num_examples, plan.sampling_rate, expected_batch_size=divisor)
+
     # The mechanism, at a noise that calibration scales.
-    check_type("truncated", truncated, bool, "True or False")
-    sampler = TruncatedPoissonSampling if truncated else PoissonSampling
     mechanism = SubsampledGaussian(
-        sampler(plan.num_examples, plan.sampling_rate, expected_batch_size=float(plan.batch_size)),
+        sampling,
         l2_clip=l2_clip,
         noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier,
         num_steps=steps,
         adjacency=adjacency,
         unit=unit,
-        epochs=None if epochs is None else plan,
+        epochs=None if epochs is None or sampler == "allocated" else plan,
     )
     if epsilon is None:
         return mechanism

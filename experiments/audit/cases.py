@@ -1,5 +1,6 @@
 """The mechanisms of dpjax, each with neighbours as far apart as any and the score of an attack."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -338,6 +339,26 @@ def _sampled_training(epsilon: float) -> Attack:
     return Attack(mechanism, _private_step, first, second, score=likelihood_ratio, least_ratio=HALF)
 
 
+def _allocated_training(epsilon: float) -> Attack:
+    """The likelihood ratio of two epochs of noisy sums, of which one in each has the canary."""
+    basic = dataclasses.replace(
+        whole_batches(epsilon),
+        sampling=dpjax.AllocatedSampling(
+            8, steps_per_epoch=_STEPS // 2, physical_batch_size=8, expected_batch_size=1.0
+        ),
+    )
+    mechanism = dpjax.calibrate(basic, epsilon=epsilon, delta=DELTA)
+    first, second = canary_records(8, l2_clip=1.0, adjacency="zero_out")
+    sigma: Any = mechanism.noise_multiplier
+
+    def likelihood_ratio(params: jax.Array) -> jax.Array:
+        sums = -jnp.diff(params, prepend=0.0)
+        ratios = jnp.exp((sums - 0.5) / sigma**2).reshape(2, -1)
+        return jnp.sum(jnp.log(jnp.mean(ratios, axis=1)))
+
+    return Attack(mechanism, _private_step, first, second, score=likelihood_ratio, least_ratio=HALF)
+
+
 def _sgld(epsilon: float) -> Attack:
     """The sum of all noisy sums, of which the last state of a chain with equal steps is made."""
     basic = sgmcmc.SGLD(
@@ -489,6 +510,7 @@ CASES: dict[str, Callable[[float], Attack]] = {
     "one posterior sample": _posterior_sample,
     "DP-SGD": _training,
     "DP-SGD, sampled": _sampled_training,
+    "DP-SGD, allocated": _allocated_training,
     "SGLD": _sgld,
     "DPSVI": _variational,
     "GNMax": _gnmax,

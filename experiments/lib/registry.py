@@ -74,6 +74,8 @@ MODULES = (
     "experiments.course.differencing",
     "experiments.course.local",
     "experiments.audit.mechanisms",
+    "experiments.accounting.allocation",
+    "experiments.training.correlated",
 )
 
 

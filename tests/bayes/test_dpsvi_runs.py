@@ -20,7 +20,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 import dpjax
 from dpjax.bayes.variational import DPSVI
 from dpjax.bayes.variational.model_args import PositionedSource
-from dpjax.sampling import PoissonSampling
+from dpjax.sampling import AllocatedSampling, CyclicPoissonSampling, PoissonSampling
 from dpjax.training import ArraySource, MeshSharding, split_records
 from dpjax.training.checkpoint import CheckpointStore
 
@@ -204,6 +204,36 @@ def test_run_resumes_to_the_same_result(source, straight, crash, tmp_path):
     assert_equal(found, whole)
     np.testing.assert_array_equal(found.losses, whole.losses[2:])
     assert int(found.state.num_releases) == NUM_STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sampling": AllocatedSampling(N, steps_per_epoch=3)},
+        {
+            "sampling": CyclicPoissonSampling(N, 0.25, num_groups=4),
+            "correlation": dpjax.BandedToeplitz(4),
+        },
+        {
+            "sampling": CyclicPoissonSampling(N, 0.25, num_groups=4),
+            "correlation": dpjax.LambdaCGD(0.7),
+        },
+    ],
+    ids=["allocated", "banded", "lambda"],
+)
+def test_run_resumes_allocated_batches_and_correlated_noise(changes, crash, tmp_path):
+    """Bit for bit, within an epoch and with the buffers of the noise."""
+    svi = make(**changes)
+    with pytest.raises(Crash):
+        run(svi=svi, checkpoint_dir=tmp_path)
+    found = run(svi=svi, key=jax.random.key(4), checkpoint_dir=tmp_path)
+    whole = run(svi=svi)
+    assert_equal(found, whole)
+    assert int(found.state.num_releases) == NUM_STEPS
+    assert found.certificate(1e-5) == whole.certificate(1e-5)
+    # Another key has other batches and noise.
+    assert run(svi=svi, key=jax.random.key(4)).params["loc"] != whole.params["loc"]
 
 
 @pytest.fixture(scope="module")

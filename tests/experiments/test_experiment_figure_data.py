@@ -139,6 +139,12 @@ course.local errors 0 | local, ε = 3 | - | ε = 3, n* > measured > local, error
 course.local errors 0 | global, ε = 0.5 | - | ε = 0.5, n* > measured > global, error
 course.local errors 0 | global, ε = 1.1 | - | ε = log 3, n* > measured > global, error
 course.local errors 0 | global, ε = 3 | - | ε = 3, n* > measured > global, error
+accounting.allocation epsilons 0 | random allocation | ε by σ, t = 100, one epoch > series > ε by σ > upper > 0 | points
+accounting.allocation epsilons 1 | Poisson | ε by σ, t = 100, 10 epochs > series > ε by σ > Poisson > 0 | points
+training.correlated errors 0 | n = 512 | .part=errors > measured > n = 512, one pass | -
+training.correlated errors 1 | n = 2,048 | .part=errors > measured > n = 2,048, 8 passes | -
+training.correlated accuracy 0 | Poisson | * > measured > accuracy %, Poisson | -
+training.correlated accuracy 0 | BLT | * > measured > accuracy %, BLT | -
 audit.mechanisms epsilons 0 | certified, at most | * > certified > ε | -
 audit.mechanisms epsilons 0 | audited, at least | *, ε = * > measured > audited ε | -
 """  # noqa: E501

@@ -562,6 +562,45 @@ CASES = {
             "refute 0 of 3",
         ),
     ],
+    "accounting.allocation": [
+        (
+            {},
+            "reproduced",
+            "40 of 40 .* smaller ε in every row",
+            r"differ by at most 0\.4. %.* at most 2\.7 standard errors outside",
+            r"has 0\.6 to 3\.2 % less noise",
+        ),
+        (
+            {
+                ("t = 100, σ = 1, δ = 1e-5", "certified", "ε, remove"): 0.73,
+                ("t = 100, σ = 1, δ = 1e-5", "measured", "ε, add, Monte Carlo"): 0.5,
+                ("σ at ε = 3, t = 100", "measured", "noise saved %"): 4.0,
+            },
+            "reproduced in part",
+            "39 of 40 .*Poisson sampling has the smaller ε in 1 rows",
+            r"at most 15 %.* at most [0-9]{3}\.",
+            r"has 0\.6 to 4\.0 % less noise",
+        ),
+    ],
+    "training.correlated": [
+        (
+            {},
+            "reproduced",
+            "49 of 49 .*banded 0 times above and 0 below, BLT 0 times above and 2 below; 4 of 4",
+            r"MNIST, 8 passes, ε = 1: .* BLT −1\.80 ± 0\.14. The noise of sums is least for allo",
+        ),
+        (
+            {
+                ("BLT, 3, n = 1,000", "measured", "largest error over 1 + ln n / π"): 1.04,
+                ("λCGD", "measured", "n = 512, 8 passes"): 12.0,
+                ("MNIST, 8 passes, ε = 1", "measured", "accuracy %, BLT"): 89.0,
+                ("MNIST, 8 passes, ε = 1", "measured", "noise of sums, BLT"): 20.0,
+            },
+            "reproduced in part",
+            "48 of 49 .*BLT 1 times above and 1 below; 3 of 4",
+            r"ε = 1: .* BLT \+0\.66 ± 0\.14. The noise of sums is least for BLT",
+        ),
+    ],
 }
 
 

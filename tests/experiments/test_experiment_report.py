@@ -32,6 +32,8 @@ class Parsed(HTMLParser):
     def handle_starttag(self, tag, attrs):
         attributes = dict(attrs)
         self.tags.append((tag, attributes))
+        if tag in ("td", "th"):
+            self.end_cell()
         if tag not in ("meta", "img", "br"):
             self.opened.append(tag)
         if tag == "tr":
@@ -39,7 +41,14 @@ class Parsed(HTMLParser):
         if tag in ("td", "th"):
             self.rows[-1] += ["", *[None] * (int(attributes.get("colspan", 1)) - 1)]
 
+    def end_cell(self):
+        """Ends a cell whose end tag, which is optional, is left out."""
+        if self.opened[-1] == "td":
+            self.opened.pop()
+
     def handle_endtag(self, tag):
+        if tag == "tr":
+            self.end_cell()
         assert self.opened.pop() == tag
 
     def handle_data(self, data):

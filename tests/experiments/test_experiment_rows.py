@@ -192,6 +192,12 @@ ROWS = {
     "course.differencing": ("sum", {"entries": 100}, {}),
     "course.local": ("ε = 3, n = 100", {"repeats": 50}, {}),
     "audit.mechanisms": ("Laplace, ε = 4", {}, {}),
+    "accounting.allocation": ("t = 100, σ = 0.6, δ = 0.001", {"draws": 2**20}, {}),
+    "training.correlated": (
+        "MNIST, one pass, ε = 8",
+        {"num_train": 400, "batch_size": 50, "learning_rates": (1.0, 2.0), "seeds": 2},
+        {"load_images": lambda name: few_digits()},
+    ),
 }
 
 
@@ -201,7 +207,7 @@ SLOW = (
     " bayes.wine bdp.abalone bdp.adult bdp.cifar10 bdp.mnist dpvi.abalone dpvi.adult dpvi.gradients"
     " dpvi.mixture gdp.adult gdp.imdb gdp.mnist gdp.movielens gdp.noise_saved pate.analysis"
     " pate.mnist pate.svhn rehearsal.settings scattering.linear sgmcmc.adult"
-    " sgmcmc.inversion sgmcmc.mnist training.tuned"
+    " sgmcmc.inversion sgmcmc.mnist training.correlated training.tuned"
 ).split()
 
 

@@ -81,12 +81,29 @@ def test_dpsgd_meets_its_target(adjacency):
 def test_dpsgd_truncated_has_the_noise_of_poisson_batches():
     target = {"num_examples": 1000, "batch_size": 50, "noise_multiplier": None}
     target |= {"epsilon": 2.0, "delta": 1e-5}
-    truncated, poisson = described(**target, truncated=True), described(**target)
+    truncated, poisson = described(**target, sampler="truncated"), described(**target)
     assert truncated.sampling == dpjax.TruncatedPoissonSampling(
         1000, 0.05, expected_batch_size=50.0
     )
     assert truncated.noise_multiplier == pytest.approx(poisson.noise_multiplier, rel=1e-3)
     assert truncated.guarantee.description["steps"] == poisson.guarantee.description["steps"]
+
+
+def test_dpsgd_of_random_allocation():
+    target = {"num_examples": 1010, "batch_size": 50, "noise_multiplier": None}
+    target |= {"epsilon": 2.0, "delta": 1e-5}
+    made = described(**target, sampler="allocated")
+    assert made.sampling == dpjax.AllocatedSampling(1010, steps_per_epoch=21)
+    # One and a half passes of 21 steps.
+    assert made.num_steps == 32
+    assert 1.98 <= made.certificate(1e-5).epsilon <= 2.0
+    # Two passes that were begun.
+    assert made.event.count == 2
+    assert made.noise_multiplier < described(**target, epochs=2).noise_multiplier
+    with pytest.raises(ValueError, match="no theorem bounds random allocation"):
+        described(sampler="allocated", adjacency="replace_one")
+    with pytest.raises(ValueError, match="sampler must be one of"):
+        described(sampler="shuffled")
 
 
 @pytest.mark.parametrize("epochs", [0.1, 0.3, 0.7, 1.1, 5 / 3, 2 / 3, 1.5, 30.0, 1e-9])

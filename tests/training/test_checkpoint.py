@@ -22,7 +22,7 @@ from helpers.inputs import squared_error as loss
 import dpjax
 from dpjax._hashing import hash_dataclass
 from dpjax.mechanisms import SubsampledGaussian
-from dpjax.sampling import FixedSizeSampling, PoissonSampling, ShuffledEpochs
+from dpjax.sampling import AllocatedSampling, FixedSizeSampling, PoissonSampling, ShuffledEpochs
 from dpjax.training import Budget, train
 from dpjax.training.checkpoint import CheckpointStore, Identity, program_hash
 from dpjax.training.data import Arrays
@@ -102,6 +102,21 @@ def test_train_resumes_the_samplers_state(tmp_path):
     )
     resumed = run(interrupted(tmp_path, mechanism=mechanism), mechanism=mechanism)
     assert (resumed.params["w"] == run(mechanism=mechanism).params["w"]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("participations", [1, 2])
+def test_train_resumes_in_the_middle_of_an_allocated_epoch(participations, tmp_path):
+    """Bit for bit: the rest of an epoch has the records that were not in its first steps."""
+    sampling = AllocatedSampling(30, steps_per_epoch=5, participations=participations)
+    mechanism = gaussian_mechanism(sampling, **TWELVE_STEPS)
+    resumed = run(interrupted(tmp_path, mechanism=mechanism), mechanism=mechanism)
+    straight = run(mechanism=mechanism)
+    assert (resumed.params["w"] == straight.params["w"]).all()
+    assert resumed.certificate(DELTA) == straight.certificate(DELTA)
+    # Another key has other batches and noise.
+    other = run(mechanism=mechanism, key=jax.random.key(6))
+    assert not (other.params["w"] == straight.params["w"]).any()
 
 
 @pytest.mark.slow

@@ -1,0 +1,1 @@
+"""Experiments on accounting alone: certified ε beside computations of their own."""
