@@ -156,7 +156,7 @@ def strategy(kind: str, count: int, num_steps: int, separation: int) -> Correlat
         return dpjax.LambdaCGD(_DECAYS[num_steps])
     if kind == "BLT":
         return dpjax.BLT(count)
-    return dpjax.Dense() if num_steps <= 512 and separation == num_steps else None
+    return dpjax.Dense() if num_steps <= 512 else None
 
 
 def _run_errors(kind: str, count: int) -> Result:
