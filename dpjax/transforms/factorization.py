@@ -347,10 +347,10 @@ def optimize_dense(num_steps: int, separation: int) -> tuple[Array, float, float
         by_row = (by_unit - np.sum(by_unit * unit, axis=2, keepdims=True) * unit) / norms
         return -logarithm, -np.append(by_weight, by_row[:, lower[0], lower[1]]), gram
 
-    # From equal weights and the correlations that are the optimum of a single pattern, where X is
-    # diagonal: those of the columns of A.
+    # From equal weights and the correlations of the columns of A, the optimum of a single pattern.
     square = np.eye(size * period)
     square[:num_steps, :num_steps] = prefix_sums.T @ prefix_sums
+    square /= np.sqrt(np.multiply.outer(square.diagonal(), square.diagonal()))
     grid = square.reshape(size, period, size, period)[:, patterns, :, patterns]
     start = np.append(np.zeros(period), np.linalg.cholesky(grid)[:, lower[0], lower[1]])
     options: Any = {"maxiter": 500, "ftol": 1e-12, "gtol": 1e-8, "maxcor": 30}

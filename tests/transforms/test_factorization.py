@@ -269,6 +269,25 @@ def test_dual_bound_is_below_every_strategy(separation):
     assert report.max_error > report.rmse
 
 
+@pytest.mark.parametrize(
+    ("num_steps", "separation"),
+    [
+        (64, 4),
+        (64, 8),
+        (100, 1),
+        (100, 30),
+        (200, 7),
+        pytest.param(512, 64, marks=pytest.mark.slow),
+    ],
+)
+def test_dense_optimum_of_several_passes_attains_its_dual(num_steps, separation):
+    matrix, primal, dual = numerics.optimize_dense(num_steps, separation)
+    assert primal == pytest.approx(dual, rel=1e-8)
+    assert numerics.matrix_sensitivity(matrix, separation, True)[0] == pytest.approx(1)
+    attained = numerics.squared_errors(np.linalg.inv(matrix)).mean()
+    assert math.sqrt(attained) == pytest.approx(primal)
+
+
 def test_dense_optimum_of_several_passes_by_another_search():
     """Over all lower triangular C with the sensitivity of contributions of any inner products.
 
