@@ -85,7 +85,7 @@ _SETTINGS: dict[str, Any] = {
     },
 }
 _BATCH_SIZE, _CLIP, _NUM_BUFFERS = 500, 1.0, 3
-_RATES = (1.0, 2.0, 4.0, 8.0, 16.0)
+_RATES = (1.0, 2.0, 4.0, 8.0)
 # Numbers of groups, and of bands, among which the smallest error of sums is taken.
 _NUM_BANDS = (2, 4, 8)
 MODEL = nn.Dense(10, kernel_init=nn.initializers.zeros)
