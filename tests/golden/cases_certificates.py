@@ -427,7 +427,11 @@ def _certified_event(event, delta, adjacency):
     """As ``_certified``, for an event that no mechanism describes."""
     epsilon = partial(_or_none, accounting.epsilon, event, delta, adjacency=adjacency)
     bounds = _or_none(accounting.epsilon_bounds, event, delta, adjacency=adjacency)
-    return {**{m: epsilon(method=m) for m in METHODS}, "lower": bounds and bounds.lower}
+    lower = bounds and bounds.lower
+    if isinstance(event, dp_event.RepeatAndSelectDpEvent):
+        # Which outputs of a selection are merged follows the last digits of exp and log.
+        lower = round(lower, 3)
+    return {**{m: epsilon(method=m) for m in METHODS}, "lower": lower}
 
 
 def _risks(make):
