@@ -40,6 +40,7 @@ Tuning: TypeAlias = Literal[
     "counted",
     "on the private records, not counted",
 ]
+NOT_COUNTED: Tuning = "on the private records, not counted"
 _TUNING_CAVEAT = (
     "The settings were chosen by results on the private records, and the choice is not counted: it"
     " can reveal records. The stated epsilon holds for one run with these settings, not for the"
@@ -141,7 +142,7 @@ def guarantee_caveats(guarantee: Guarantee) -> tuple[str, ...]:
         caveats.append(_SEED_CAVEAT)
     if guarantee.first_plan:
         caveats.append(_CONTINUED_CAVEAT.format(guarantee.first_plan))
-    if guarantee.tuning == "on the private records, not counted":
+    if guarantee.tuning == NOT_COUNTED:
         caveats.append(_TUNING_CAVEAT)
     return tuple(caveats)
 

@@ -4,14 +4,21 @@ import abc
 import dataclasses
 import functools
 import itertools
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from decimal import ROUND_CEILING, Context
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self, get_args
 
-from dpjax._checks import check, check_positive, check_type
+from dpjax._checks import check, check_choice, check_positive, check_type
 from dpjax._html_tables import field_table
 from dpjax._typing import PyTree
-from dpjax.guarantee import Guarantee, guarantee_caveats, guarantee_tables, render_guarantee
+from dpjax.guarantee import (
+    NOT_COUNTED,
+    Guarantee,
+    Tuning,
+    guarantee_caveats,
+    guarantee_tables,
+    render_guarantee,
+)
 from dpjax.sampling.base import compose
 from dpjax.sensitivity import Sensitivity
 
@@ -89,10 +96,12 @@ class Mechanism(abc.ABC):
 class Composition(Mechanism):
     """Adaptive composition: all ``mechanisms`` run on the same records.
 
-    With a `RepeatedSelection` the tuning of all parts counts as counted, unless one states another.
-
     Attributes:
       mechanisms: at least one, all of one adjacency and one unit of privacy.
+      tuning: how the settings of all parts were chosen, as in `SubsampledGaussian`, or
+        ``"counted"`` where those of the others follow from a `RepeatedSelection` among them. By
+        default what all parts state, if that is the same. A part with a choice that is not counted
+        prevails.
 
     >>> from dpjax.mechanisms import SubsampledGaussian
     >>> from dpjax.sampling import PoissonSampling
@@ -106,6 +115,8 @@ class Composition(Mechanism):
     """
 
     mechanisms: tuple[Mechanism, ...]
+    _: KW_ONLY
+    tuning: Tuning | None = None
 
     def __post_init__(self) -> None:
         check_type("mechanisms", self.mechanisms, tuple | list, "a tuple of mechanisms")
@@ -116,14 +127,29 @@ class Composition(Mechanism):
         for name in ("adjacency", "unit"):
             values = {getattr(mechanism.guarantee, name) for mechanism in self.mechanisms}
             check(len(values) == 1, f"mechanisms' {name}", sorted(values), "the same for all")
+        if self.tuning is not None:
+            check_choice("tuning", self.tuning, get_args(Tuning))
+        selects = any(mechanism.guarantee.tuning == "counted" for mechanism in self.mechanisms)
+        if self.tuning == "counted" and not selects:
+            raise ValueError(
+                "tuning must be another without a RepeatedSelection among the mechanisms, got"
+                " 'counted'"
+            )
 
     @functools.cached_property
     def guarantee(self) -> Guarantee:
         guarantees = [mechanism.guarantee for mechanism in self.mechanisms]
         constants = [constant for each in guarantees for constant in each.size_constants]
         sizes = {each.num_examples for each in guarantees} - {None}
-        # A search, and runs with the settings that it found.
-        tunings = {each.tuning for each in guarantees} - {None}
+
+        # A choice that is not counted in a part is not counted in the whole.
+        tunings = {each.tuning for each in guarantees}
+        tuning = self.tuning
+        if NOT_COUNTED in tunings:
+            tuning = NOT_COUNTED
+        elif tuning is None and len(tunings) == 1:
+            (tuning,) = tunings
+
         return Guarantee(
             event=compose([each.event for each in guarantees]),
             adjacency=guarantees[0].adjacency,
@@ -133,7 +159,7 @@ class Composition(Mechanism):
             exact_noise=all(each.exact_noise for each in guarantees),
             size_constants=tuple(dict.fromkeys(constants)),
             num_examples=sizes.pop() if len(sizes) == 1 else None,
-            tuning="counted" if tunings == {"counted"} else None,
+            tuning=tuning,
         )
 
     def _description(self) -> dict[str, str]:

@@ -343,12 +343,30 @@ def test_bad_mechanisms_are_refused():
 
 
 def test_a_search_and_a_run_with_its_settings_are_composed():
-    both = dpjax.Composition((MECHANISM, RUN))
+    both = dpjax.Composition((MECHANISM, RUN), tuning="counted")
     assert both.guarantee.event == ComposedDpEvent([MECHANISM.event, RUN.event])
     assert both.guarantee.tuning == "counted"
+    assert both.with_privacy_factor(2.0).guarantee.tuning == "counted"
+
+    # Of a run beside a search nothing is known.
+    assert dpjax.Composition((MECHANISM, RUN)).guarantee.tuning is None
+    assert dpjax.Composition((MECHANISM, MECHANISM)).guarantee.tuning == "counted"
+    with pytest.raises(ValueError, match="tuning must be another without a RepeatedSelection"):
+        dpjax.Composition((RUN, RUN), tuning="counted")
+
+
+def test_a_composition_keeps_the_caveat_of_a_part():
     stated = dataclasses.replace(RUN, tuning="on public records")
-    assert dpjax.Composition((MECHANISM, stated)).guarantee.tuning is None
+    uncounted = dataclasses.replace(RUN, tuning="on the private records, not counted")
+    assert dpjax.Composition((stated, stated)).guarantee.tuning == "on public records"
     assert dpjax.Composition((RUN, stated)).guarantee.tuning is None
+    for parts, tuning in [
+        ((stated, uncounted), None),
+        ((RUN, uncounted), "on public records"),
+        ((MECHANISM, uncounted), "counted"),
+    ]:
+        certificate = dpjax.Composition(parts, tuning=tuning).certificate(1e-3)
+        assert any("choice is not counted" in caveat for caveat in certificate.caveats)
 
 
 @pytest.mark.slow
