@@ -1353,7 +1353,7 @@ def _selected(event: Values, adjacency: str) -> _Release:
 def _largest_in_cells(
     log_ratio: Callable[[Array, Array], Array], power: Callable[[Array], Array]
 ) -> float:
-    """Returns an upper bound on a function of a level, and of the power there, which it rises with.
+    """Returns an upper bound on a function of a test's level and power, increasing in the power.
 
     In a cell of levels it is at most that of the least level and the largest power. Cells that may
     hold the maximum are divided again.
@@ -1388,6 +1388,7 @@ def _gamma(mean: float, shape: float) -> float:
 
 def _renyi_deltas(event: Values, runs: Mapping[str, int], adjacency: str, epsilons: Array) -> Array:
     """Returns delta of the best of K runs by Rényi divergences; one where there are none."""
+    # The events of one run, of which dp-accounting has Rényi divergences.
     factor = 2 if adjacency == "replace_one" else 1
     composed = []
     for one, count in runs.items():
@@ -1407,12 +1408,16 @@ def _renyi_deltas(event: Values, runs: Mapping[str, int], adjacency: str, epsilo
             case _:
                 return np.ones_like(epsilons)
         composed.append(dp_event.SelfComposedDpEvent(release, count))
+
+    # Those of the best of K runs.
     accountant = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
     accountant.compose(
         dp_event.RepeatAndSelectDpEvent(
             dp_event.ComposedDpEvent(composed), _number(event["mean"]), _number(event["shape"])
         )
     )
+
+    # At each epsilon the least delta of all orders (Canonne, Kamath & Steinke 2020).
     deltas = np.ones_like(epsilons)
     for order, divergence in zip(accountant._orders, accountant.rdp, strict=True):
         if order > 1.01:  # below it dp-accounting converts none
@@ -1551,7 +1556,7 @@ def _from_deltas(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Verifies files of certificates and prints the verdict and the reasons for each.
+    """Verifies certificate files, and prints a verdict with reasons for each.
 
     Args:
       argv: paths of files, or ``--schema``; by default those of the process.

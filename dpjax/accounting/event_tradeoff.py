@@ -74,7 +74,7 @@ def tradeoff_bounds(event: DpEvent, *, adjacency: Adjacency) -> TradeOffBounds:
 
 
 def tradeoff_curve(event: DpEvent, *, adjacency: Adjacency) -> TradeOff:
-    """Returns the trade-off function that ``event`` guarantees, for neighbours in both orders.
+    """Returns the trade-off function (f-DP) of ``event``, for neighbours in both orders.
 
     It is the lower curve of ``tradeoff_bounds`` where there is a privacy loss distribution, else
     the looser one of the Rényi bound.

@@ -194,7 +194,7 @@ class AtomicEvent:
         return np.asarray(accountant.rdp, float)
 
     def log_moments(self, orders: Sequence[float]) -> Array:
-        """Returns (order - 1) times the Rényi divergence at each of ``orders``."""
+        """Returns the log moments of the privacy loss: (order - 1) times the Rényi divergence."""
         return (np.asarray(orders, float) - 1) * self.rdp(orders)
 
     def squared_mu(self) -> float:

@@ -130,7 +130,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramReport(Report):
-    """What the check of a program found.
+    """Result of `check_program`: shown, violated or not decided, with reasons and source lines.
 
     Attributes:
       verdict: ``"shown"``, ``"violated"`` or ``"not decided"``.
@@ -610,7 +610,7 @@ class _Analysis:
                 return
 
     def noise_multiplier(self) -> float:
-        """Noise over the norm by which one record moves all releases together.
+        """Noise multiplier: noise standard deviation over the L2 sensitivity of all releases.
 
         A record moves sum p by a vector of norm x_p <= factor_p t_p, the t_p of one group having a
         norm of at most 1. The squared distance of the releases, in standard deviations, is at most

@@ -148,7 +148,7 @@ def check_step(
     num_runs: int | None = None,
     vectorize: bool = True,
 ) -> StepReport:
-    """Checks a private step of one's own, as a black box, against the mechanism it should be.
+    """Tests sensitivity, noise and keys of a user's training step, as a black box, by a mechanism.
 
     The checks:
 

@@ -155,7 +155,7 @@ class Certificate(Report):
 
     @functools.cached_property
     def risks(self) -> tuple[Risk, ...]:
-        """Upper and lower bounds on the success of the best attack, by several metrics."""
+        """Bounds on attack risk: advantage, true positive rates at false positive rates, ..."""
         return attack_risks(self.curve, self.curve_upper)
 
     @functools.cached_property

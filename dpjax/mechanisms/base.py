@@ -63,7 +63,7 @@ class Mechanism(abc.ABC):
         """
 
     def certificate(self, delta: float) -> "Certificate":
-        """Returns the certificate at ``delta``, by every accountant that supports the event.
+        """Returns the privacy certificate at ``delta``: epsilon by every accountant of the event.
 
         Args:
           delta: in (0, 1); customarily well below one over the number of records.

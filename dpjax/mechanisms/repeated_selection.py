@@ -1,4 +1,4 @@
-"""The best of a random number of candidates, of which it alone is released."""
+"""Private hyperparameter tuning: repetition and selection (Papernot & Steinke 2022)."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ from dpjax.sampling.repetitions import Repetitions
 
 @dataclass(frozen=True)
 class RepeatedSelection(Mechanism):
-    """Training of a random number of candidates, the best of which is released: private tuning.
+    """Private hyperparameter tuning: training of a random number of candidates, the best released.
 
     The settings of every candidate are drawn independently from one distribution, which is chosen
     without the private records. Each candidate is trained by ``run``, with noise of its own, and
@@ -61,6 +61,8 @@ class RepeatedSelection(Mechanism):
         check_type("score", self.score, AdditiveNoise | None, "Gaussian, Laplace, ... or None")
         if self.score is None:
             return
+
+        # The noise on the score is of the same records, and of one number in [0, 1] of each.
         for name in ("adjacency", "unit"):
             own, other = (getattr(each.guarantee, name) for each in (self.run, self.score))
             check(own == other, f"score's {name}", other, f"that of the run, {own!r}")
@@ -72,12 +74,16 @@ class RepeatedSelection(Mechanism):
     @functools.cached_property
     def guarantee(self) -> Guarantee:
         run = self.run.guarantee
+
+        # Training and score of one candidate.
         events, score = [run.event], "from the released parameters and public data only"
         if self.score is not None:
             events.append(self.score.event)
             noise = self.score.guarantee.description["noise"]
             score = f"a sum over private records of numbers in [0, 1]; {noise}"
         described = {f"each candidate, {head}": text for head, text in run.description.items()}
+
+        # The best of a random number of them.
         return dataclasses.replace(
             run,
             event=self.repetitions.event(compose(events)),

@@ -1,4 +1,4 @@
-"""Batch samplers (Poisson, cyclic, fixed size, allocation, shuffled), and numbers of runs."""
+"""Batch samplers, and distributions of the number of repetitions of private selection."""
 
 from dpjax.sampling.allocated import AllocatedSampling
 from dpjax.sampling.base import Batch, Participation, Sampling, gather

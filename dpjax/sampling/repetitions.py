@@ -1,4 +1,4 @@
-"""Distributions of the number of runs of which the best is released.
+"""Distributions of the number of repetitions of private selection: negative binomial, Poisson.
 
 K is the number of runs and phi(x) = E[x^K] its generating function. The best of K runs falls below
 a value with probability phi(F), where F is that of one run.
@@ -34,7 +34,7 @@ _MOST_RUNS = 10**9
 
 @dataclass(frozen=True)
 class Repetitions(abc.ABC):
-    """Base class of distributions of the number of runs.
+    """Base class of distributions of the number of repetitions.
 
     Attributes:
       expected: the mean number of runs, at least 1.
@@ -51,8 +51,8 @@ class Repetitions(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def none(self) -> float:
-        """The probability of no run at all."""
+    def probability_of_zero(self) -> float:
+        """The probability that there is no run."""
 
     @abc.abstractmethod
     def largest_log_ratio(self, delta: Function) -> float:
@@ -66,7 +66,7 @@ class Repetitions(abc.ABC):
 
     @abc.abstractmethod
     def select(self, masses: Array) -> Array:
-        """Returns the probabilities that each output is released, beside `none`.
+        """Returns the probabilities that each output is released, beside `probability_of_zero`.
 
         Args:
           masses: probabilities of the outputs of one run, the worst output first.
@@ -168,7 +168,7 @@ class TruncatedNegativeBinomial(Repetitions):
         return math.exp(-self._log)
 
     @property
-    def none(self) -> float:
+    def probability_of_zero(self) -> float:
         return 0.0
 
     def largest_log_ratio(self, delta: Function) -> float:
@@ -227,7 +227,7 @@ class PoissonRepetitions(Repetitions):
     Source: Papernot & Steinke (2022), Theorem 6.
 
     >>> runs = PoissonRepetitions(10)
-    >>> runs.none < 1e-4, runs.quantile(0.5)
+    >>> runs.probability_of_zero < 1e-4, runs.quantile(0.5)
     (True, 10)
     """
 
@@ -235,7 +235,7 @@ class PoissonRepetitions(Repetitions):
     shape: ClassVar[float] = math.inf
 
     @property
-    def none(self) -> float:
+    def probability_of_zero(self) -> float:
         return math.exp(-self.expected)
 
     def largest_log_ratio(self, delta: Function) -> float:
@@ -247,7 +247,7 @@ class PoissonRepetitions(Repetitions):
         return np.asarray(np.exp(-self.expected * above) * -np.expm1(-self.expected * masses))
 
     def _first(self) -> tuple[int, float]:
-        return 0, self.none
+        return 0, self.probability_of_zero
 
     def _ratio(self, number: int) -> float:
         return self.expected / (number + 1)

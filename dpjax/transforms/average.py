@@ -24,7 +24,7 @@ class ParamsEmaState(NamedTuple):
 
 
 def params_ema(decay: float) -> optax.GradientTransformation:
-    """Keeps an exponential moving average of the parameters in its state, without a bias.
+    """Exponential moving average (EMA) of the parameters, bias-corrected, for an optax chain.
 
     After t updates the average of the parameters p_1, ..., p_t has the weights
     ``decay**(t - i) * (1 - decay) / (1 - decay**t)``, as `optax.ema` has of updates: they add up to

@@ -342,7 +342,7 @@ class BandedToeplitz(Correlation):
 
     @property
     def num_buffers(self) -> int:
-        """The noise of the last ``bands - 1`` steps."""
+        """``bands - 1``: the buffers hold the correlated noise of as many steps."""
         return self.bands - 1
 
     @property
@@ -408,7 +408,7 @@ class BLT(Correlation):
 
     @property
     def num_buffers(self) -> int:
-        """One for each geometric sequence."""
+        """``buffers``, one for each geometric sequence."""
         return self.buffers
 
     @property
@@ -461,7 +461,7 @@ class InverseSquareRoot(Correlation):
 
     @property
     def num_buffers(self) -> int:
-        """The independent noise of the last steps."""
+        """``bands - 1``: the buffers hold the independent noise of as many steps."""
         return self.bands - 1
 
     @property
@@ -507,7 +507,7 @@ class LambdaCGD(Correlation):
 
     @property
     def num_buffers(self) -> int:
-        """The independent noise of the last step."""
+        """One, which holds the independent noise of the last step."""
         return 1
 
     @property
@@ -531,7 +531,7 @@ class LambdaCGD(Correlation):
 
 @dataclass(frozen=True)
 class Dense(Correlation):
-    """The lower triangular matrix of least RMSE, for at most 512 steps.
+    """Dense matrix factorisation of least RMSE, for at most 512 steps.
 
     It is the optimum for records that take part in steps exactly ``separation`` apart: of all
     matrices, up to the precision that ``report`` shows.
@@ -565,7 +565,7 @@ class Dense(Correlation):
 
     @property
     def num_buffers(self) -> int:
-        """The independent noise of all steps but the last."""
+        """``num_steps - 1``: the buffers hold the independent noise of all steps but the last."""
         assert self.num_steps is not None
         return self.num_steps - 1
 

@@ -18,7 +18,7 @@ LARGEST_OPTIMUM = 256
 
 
 def square_root(count: int) -> Array:
-    """Returns the first coefficients of (1 - x)^(-1/2): 1, 1/2, 3/8, ...
+    """Returns coefficients of the square root of prefix sums: of (1 - x)^(-1/2), 1, 1/2, 3/8, ...
 
     >>> square_root(3).tolist()
     [1.0, 0.5, 0.375]
@@ -28,7 +28,7 @@ def square_root(count: int) -> Array:
 
 
 def inverse_square_root(count: int) -> Array:
-    """Returns the first coefficients of (1 - x)^(1/2): 1, -1/2, -1/8, ...
+    """Returns coefficients of its inverse: of (1 - x)^(1/2), 1, -1/2, -1/8, ...
 
     >>> inverse_square_root(3).tolist()
     [1.0, -0.5, -0.125]
@@ -289,7 +289,7 @@ def _mean_geometric(rates: Array, count: int) -> Array:
 
 @functools.cache
 def optimize_dense(num_steps: int, separation: int) -> tuple[Array, float, float]:
-    """Returns the factor C of least RMSE, that RMSE, and a lower bound on every factorisation's.
+    """Returns the optimal dense factorisation of prefix sums: C, its RMSE and a lower bound on all.
 
     A record takes part in the steps of one pattern, those ``separation`` apart. Contributions of
     norm 1 whose inner products are M (positive semidefinite, with ones on the diagonal) move C G by

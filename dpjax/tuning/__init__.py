@@ -1,4 +1,4 @@
-"""Private tuning: candidates drawn, trained, scored and selected, counted as one release."""
+"""Private hyperparameter tuning, with the search counted in epsilon."""
 
 from dpjax.tuning._tune import Study, tune
 

@@ -1,4 +1,4 @@
-"""``tune``: a random number of candidates trained side by side, of which the best is released.
+"""Private hyperparameter tuning: a random number of candidates, of which the best is released.
 
 The number of candidates, their settings, the batches, the noise of training and the noise of scores
 are drawn from keys that are folded in from one: they are independent of each other and, but for the
@@ -59,7 +59,7 @@ _FILE = "study.npz"
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """The best of the candidates of `tune`, with the guarantee of the whole search.
+    """Result of `tune`: the best candidate, with the guarantee of the whole search.
 
     Attributes:
       params: the trained parameters of the best candidate; the first ones, untrained, if there was
@@ -92,7 +92,7 @@ class Study:
         return certify(self.guarantee, delta)
 
     def __getattr__(self, name: str) -> Any:
-        """Refuses what users of Optuna may look for and what must stay secret."""
+        """Raises AttributeError for Optuna's names of what must stay secret."""
         if name in ("trials", "best_trial", "trials_dataframe", "get_trials"):
             raise AttributeError(
                 f"a Study has no {name}: the number of candidates, and the scores and settings of"
@@ -127,7 +127,7 @@ def tune(
     steps_per_call: int = 100,
     checkpoint_dir: str | Path | None = None,
 ) -> Study:
-    """Trains a random number of candidates with settings drawn at random, and returns the best.
+    """Private hyperparameter tuning: trains a random number of candidates, returns the best.
 
     All candidates of one program are trained side by side. Compared with as many runs of `train`,
     the certificate counts the whole search, and it grows slowly with the expected number.
@@ -400,17 +400,22 @@ def _draw_settings(
 
 def _check_settings(settings: Mapping[str, jax.Array], mechanism: SubsampledGaussian) -> None:
     """Raises ValueError for settings that the guarantee of ``mechanism`` does not cover."""
+    # Finite numbers, of which only two may be the mechanism's.
     fields = {field.name for field in dataclasses.fields(mechanism)} - set(_OF_MECHANISM)
     for name, values in settings.items():
         finite = bool(jnp.all(jnp.isfinite(values)))
         check(finite, f"candidates' {name!r}", np.asarray(values).tolist(), "finite numbers")
         allowed = "an argument of the optimiser, l2_clip or noise_multiplier: all candidates have"
         check(name not in fields, "candidates", name, f"{allowed} the mechanism's {name}")
+
+    # Those replace one number: not bounds by layer, or noise by step.
     for name in _OF_MECHANISM:
         if name in settings:
             own = getattr(mechanism, name)
             is_number = isinstance(own, int | float)
             check(is_number, f"the mechanism's {name}", own, "a number, to have candidates of it")
+
+    # Any clip bound, as noise is relative to it, and no less noise than is counted.
     if "l2_clip" in settings:
         for value in np.unique(np.asarray(settings["l2_clip"])).tolist():
             check_positive("candidates' l2_clip", value)

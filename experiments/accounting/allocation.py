@@ -268,6 +268,8 @@ def monte_carlo(
 def rows(profile: str) -> list[Row]:
     sampled = {"draws": _NUM_DRAWS[profile], "seed": 0}
     rows = []
+
+    # One step of each epoch.
     for (steps, noise, delta, epochs), figures in _EPOCHS:
         settings = {
             "part": "epochs", "num_steps": steps, "noise_multiplier": noise, "delta": delta,
@@ -276,12 +278,16 @@ def rows(profile: str) -> list[Row]:
         many = f", {epochs} epochs" if epochs > 1 else ""
         name = f"t = {steps:,}, σ = {noise:g}, δ = {format_value(delta)}{many}"
         rows.append(Row(name, settings, dict(zip((REMOVE, ADD, POISSON), figures, strict=True))))
+
+    # One step of each of several blocks.
     for times, (epsilon, ratio) in _BLOCKS:
         settings = {
             "part": "blocks", "num_steps": 100, "noise_multiplier": 1.0, "delta": 1e-3,
             "epochs": 1, "participations": times, **sampled,
         }  # fmt: skip
         rows.append(Row(f"{times} of 100 steps, σ = 1", settings, {REMOVE: epsilon, RATIO: ratio}))
+
+    # Noise for a target ε, and ε over noise.
     for (steps, epsilon), noise in _CALIBRATIONS:
         settings = {"part": "noise", "num_steps": steps, "epsilon": epsilon, "delta": _DELTA}
         rows.append(Row(f"σ at ε = {epsilon:g}, t = {steps:,}", settings, {NOISE: noise}))
@@ -298,6 +304,8 @@ def run_row(row: Row, context: RowContext) -> Result:
         return _run_calibration(settings)
     if settings["part"] == "curve":
         return _run_curve(settings)
+
+    # Random allocation, and Poisson sampling at the same rate.
     plan = mechanism(
         settings["num_steps"],
         settings["noise_multiplier"],
@@ -310,6 +318,8 @@ def run_row(row: Row, context: RowContext) -> Result:
             settings["num_steps"], settings["participations"] / settings["num_steps"]
         ),
     )
+
+    # Both bounds in both orders of neighbours, beside Monte Carlo.
     measured: dict[str, float] = {}
     certified: dict[str, float] = {}
     delta = settings["delta"]
@@ -349,6 +359,8 @@ def _run_curve(settings: Values) -> Result:
             points["Poisson" if poisson else "upper"].append((noise, bounds.upper))
             if not poisson:
                 points["lower"].append((noise, bounds.lower))
+
+    # The row has the largest ratios.
     upper, lower, other = (np.array(part)[:, 1] for part in points.values())
     return Result(
         measured={"width of the bracket %": 100 * float(np.max(1 - lower / upper))},
@@ -381,6 +393,8 @@ def _draw_curves(records: Sequence[Record]) -> Figure:
 
 def remarks(records: Sequence[Record]) -> list[str]:
     parts, remarks = group_by(records, "part"), []
+
+    # Bounds against Monte Carlo.
     sampled = [*parts.get("epochs", []), *parts.get("blocks", [])]
     if sampled:
         widths, deviations = [], []
@@ -396,6 +410,8 @@ def remarks(records: Sequence[Record]) -> list[str]:
             f" the Monte Carlo values of the {len(deviations)} brackets of one record in one step"
             f" of an epoch are at most {max(deviations, default=0.0):.1f} standard errors outside."
         )
+
+    # Blocks against k of t steps.
     if blocks := parts.get("blocks"):
         excess = [
             100 * (r.certified[REMOVE] / r.measured[SAMPLED.format(REMOVE)] - 1) for r in blocks
@@ -405,6 +421,8 @@ def remarks(records: Sequence[Record]) -> list[str]:
             f" as well: the ε of blocks is {min(excess):.1f} to {max(excess):.1f} % above that of"
             " k of t by Monte Carlo, for which there is no certificate."
         )
+
+    # Noise against Poisson sampling.
     if noises := parts.get("noise"):
         saved = [record.measured[SAVED] for record in noises]
         remarks.append(
@@ -416,6 +434,7 @@ def remarks(records: Sequence[Record]) -> list[str]:
 
 
 def finding(records: Sequence[Record]) -> Finding:
+    # Values of the source, and those here.
     pairs = [
         (record.certified[name], record.source[name])
         for record in records
@@ -427,6 +446,8 @@ def finding(records: Sequence[Record]) -> Finding:
         for record in records
         if NOISE in record.source
     ]
+
+    # Rows in which Poisson sampling has the smaller ε.
     larger = [
         record
         for record in records

@@ -234,7 +234,7 @@ def _regression(epsilon: float) -> Attack:
 
 
 def _adaptive_ridge(epsilon: float) -> Attack:
-    """Many equal records, so that the released eigenvalue is not cut off at zero."""
+    """AdaSSP on many equal records, so that the eigenvalue it releases is not cut off at zero."""
     bounds = regression.RegressionBounds(x_norm_bound=1.0, y_bound=1.0)
     mechanism = regression.AdaSSP.from_epsilon(
         bounds, epsilon=epsilon, delta=DELTA, adjacency="add_remove", num_features=1
@@ -537,7 +537,7 @@ def _published_wishart(epsilon: float) -> Attack:
 
 
 def _published_wishart_support(epsilon: float) -> Attack:
-    """The same noise for five columns: where it is smaller than the record, that is excluded."""
+    """Wishart noise of the source for five columns, attacked by whether a record is excluded."""
     claimed = sgmcmc.OnePosteriorSample(epsilon, low=-1.0, high=0.0, adjacency="add_remove")
     row = jnp.full(5, 5**-0.5)
 

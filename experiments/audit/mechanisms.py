@@ -24,12 +24,15 @@ REFUTED, ACCURACY = "refutations, of 1", "test accuracy %"
 
 
 def rows(profile: str) -> list[Row]:
+    # Mechanisms of dpjax; those that run on the host once under the quick profile.
     shipped = [
         Row(f"{name}, ε = {epsilon:g}", {"case": name, "epsilon": epsilon, "seed": _SEED}, {})
         for name in CASES
         for epsilon in _EPSILONS[profile]
         if profile == "paper" or name not in ON_HOST or epsilon == _EPSILONS[profile][-1]
     ]
+
+    # One run on MNIST, and claims of sources.
     runs = [
         Row(
             f"{name}, ε = {_EPSILON_OF_RUN:g}",

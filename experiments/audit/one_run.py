@@ -1,4 +1,4 @@
-"""One run of DP-SGD on MNIST with canaries among the images, audited in two ways.
+"""One-run audit of DP-SGD on MNIST, by canaries among the images.
 
 White box: canaries with orthogonal gradients, scored by the noisy sums along them, of which the
 final parameters of plain gradient descent are made. Black box: images with wrong labels, scored by

@@ -469,7 +469,7 @@ def distances_figure(records: Sequence[Record]) -> Figure:
 
 
 def remarks(records: Sequence[Record]) -> list[str]:
-    """Compares DP and BDP of each run, and reports the tests of Figure 2."""
+    """Returns remarks on DP and BDP ε of each run, and on the tests of Figure 2."""
     private = [record for record in records if record.certified]
     return [*map(_compare_accounts, private), *map(_state_tests, records)]
 

@@ -198,7 +198,7 @@ class Finding:
 
 
 class Tolerance(NamedTuple):
-    """Largest differences between the values of a row and those of the same row run again."""
+    """Tolerances between the values of a row and those of the same row run again."""
 
     points: float = 1.0  # of measured percentages
     relative: float = 0.05  # of other measured values, relative

@@ -280,7 +280,7 @@ def fit(
 
 
 def normalize_by_release(data: Dataset, mechanism: dpjax.Gaussian, key: PRNGKey) -> Dataset:
-    """Returns features standardised by the moments that ``mechanism`` releases."""
+    """Returns features standardised by privately released moments, of ``mechanism``."""
     moments = release_moments(key, mechanism, data.train.x)
     return _normalize(data, partial(normalize_channels, moments=moments))
 

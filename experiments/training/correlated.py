@@ -368,10 +368,14 @@ def gain_over_poisson(record: Record, method: str) -> tuple[float, float]:
 
 def finding(records: Sequence[Record]) -> Finding:
     parts = group_by(records, "part")
+
+    # Values of the source, and those here.
     pairs: list[tuple[float, float]] = []
     for record in (*parts.get("errors", []), *parts.get("golden", [])):
         for name, value in record.source.items():
             pairs += zip(np.ravel(record.measured[name]), np.ravel(value), strict=True)
+
+    # Accuracies against Poisson sampling, and limits of jax-privacy.
     clauses = []
     if accuracy := parts.get("accuracy"):
         for method in METHODS[1:]:

@@ -86,6 +86,8 @@ def search_mechanism(distribution: str, mean: int, num_steps: int) -> dpjax.Repe
 
 def rows(profile: str) -> list[Row]:
     del profile
+
+    # What a search costs.
     costs = [
         Row(
             f"cost: {name}, mean {mean}",
@@ -95,6 +97,8 @@ def rows(profile: str) -> list[Row]:
         for name in _SHAPES
         for mean in (10, 100)
     ]
+
+    # Searches on the digits with one budget.
     searches = {
         "search: one candidate": ("geometric", 1),
         f"search: {_MEAN} separate runs": ("fixed", _MEAN),
@@ -121,7 +125,7 @@ def run_row(row: Row, context: RowContext) -> Result:
 
 
 def _cost(row: Row) -> Result:
-    """The cost of a search, between bounds."""
+    """Upper and lower bounds on ε of a search."""
     run = GaussianDpEvent(row.settings["noise_multiplier"])
     event = repetitions_of(row.settings).event(run)
     lower, upper = epsilon_bounds(event, row.settings["delta"], adjacency="zero_out")
@@ -187,6 +191,8 @@ def _search(row: Row) -> Result:
 
 def finding(records: Sequence[Record]) -> Finding:
     parts = []
+
+    # Certified ε against Rényi divergences and the lower bound.
     costs = [record for record in records if RENYI in record.measured]
     if costs:
         saved = [record.measured[RENYI] - record.certified[EPSILON] for record in costs]
@@ -196,6 +202,8 @@ def finding(records: Sequence[Record]) -> Finding:
             f" divergences, and the worst score order that was tried {min(gaps):.0%} to"
             f" {max(gaps):.0%} below it"
         )
+
+    # Accuracies at one budget.
     searches = [record for record in records if ACCURACY in record.measured]
     if searches:
         accuracies = ", ".join(

@@ -79,7 +79,7 @@ _LEAST_TAIL = 1e-14
 
 
 class RepeatedSelection(Compound):
-    """The best of a random number of independent runs of another event."""
+    """Private selection: the best of a random number of independent runs of another event."""
 
     event_types = (dp_event.RepeatAndSelectDpEvent,)
     is_asymmetric = True
@@ -102,11 +102,11 @@ class RepeatedSelection(Compound):
         )
 
     def loss_distribution(self, direction: Direction, tail: float) -> LossDistribution:
-        """Of the order by the loss of a run; below the exact loss, made of atoms."""
+        """Loss for scores that order outputs by their loss; below the exact one, made of atoms."""
         return self._select(self._run_pairs(direction, tail)[0], 0.0)
 
     def neighbor_losses(self, direction: Direction, tail: float) -> tuple[LossDistribution, ...]:
-        """Of every order that is tried."""
+        """Losses for every order of outputs that is tried."""
         pairs = self._run_pairs(direction, tail)
         return tuple(self._select(pair, share) for pair in pairs for share in _BEST_SHARES)
 
@@ -230,8 +230,8 @@ class RepeatedSelection(Compound):
         _, places = np.unique(cells, return_inverse=True)
         p, q = np.bincount(places, selected), np.bincount(places, reference)
         atoms = list(zip((np.log(p) - np.log(q)).tolist(), p.tolist(), strict=True))
-        if self._repetitions.none:
-            atoms.append((0.0, self._repetitions.none))
+        if self._repetitions.probability_of_zero:
+            atoms.append((0.0, self._repetitions.probability_of_zero))
         return LossDistribution(atoms=tuple(atoms), margin=_ROUNDING)
 
 

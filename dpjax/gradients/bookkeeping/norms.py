@@ -118,7 +118,7 @@ def recorded_values(block: RoutedBlock, trace: Trace) -> tuple[list[Operands], l
 
 
 def norms_of_blocks(plan: Plan, trace: Trace) -> dict[int, BlockNorms | PerExampleGradients]:
-    """Squared norms of the per-example gradients of all used blocks but the plan's last."""
+    """Squared norms of per-example gradients by block, without that of ``plan.last``."""
     # Instantiated gradients.
     gradients: dict[int, PerExampleGradients] = {}
     for number, block in enumerate(plan.blocks):
@@ -198,7 +198,7 @@ def accurate_norms(
     operands: list[Operands],
     output_grads: list[jax.Array],
 ) -> BlockNorms:
-    """Squared norms from upper bounds, and which examples' terms cancel."""
+    """Squared norms, computed accurately for the examples whose terms cancel."""
     if not may_cancel(block):
         return BlockNorms(bound.value)
 
@@ -216,7 +216,7 @@ def accurate_norms(
 
 
 def terms_cancel(bound: SquaredNorm) -> jax.Array:
-    """Whether a bound is too large by its rounding: the example's gradient is instantiated."""
+    """Whether the terms of the gradient cancel: the bound on its norm is mostly one on rounding."""
     return jnp.isfinite(bound.value) & (bound.rounding > _SHARE * bound.value)
 
 
@@ -562,7 +562,7 @@ def _zero_nonfinite_examples(gradients: jax.Array) -> tuple[jax.Array, jax.Array
 
 
 def may_cancel(block: RoutedBlock) -> bool:
-    """Whether the gradient has several terms (those of a sum of rows looked up are equal)."""
+    """Whether terms of the gradient can cancel: there are several, not all of them equal."""
     (first, *others) = block.ops
     shape = first.outer_products()
     several = shape is not None and shape.terms > 1 and first.row_sum is None

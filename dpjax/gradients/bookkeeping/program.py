@@ -134,7 +134,7 @@ class LinearOp(NamedTuple):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The lengths of the scans of the path."""
+        """Lengths of the `jax.lax.scan` loops around the equation, outermost first."""
         return tuple(read_scan(loop).length for loop in self.path if _is_scan(loop))
 
     @property
@@ -190,7 +190,7 @@ class LinearOp(NamedTuple):
         )
 
     def is_dense(self) -> bool:
-        """Whether it is a product with the parameter without axes common to both."""
+        """Whether it is a matrix product with the parameter, without batch axes."""
         if self.primitive != "dot_general":
             return False
         _, batch = self.equation.params["dimension_numbers"]

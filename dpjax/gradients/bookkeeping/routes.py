@@ -98,7 +98,7 @@ class Plan(NamedTuple):
 
 
 def plan_routes(loss_fn: LossFn, params: ArrayTree, example: ArrayTree, batch_size: int) -> Plan:
-    """Reads the loss of one example, and chooses the route of each block of its parameters.
+    """Chooses how per-example gradient norms of each parameter are computed, from the loss.
 
     Where layers are under ``remat``, a plain step stores their inputs for all examples. As much
     memory may hold all values for fewer examples: then these are one micro-batch.
@@ -134,11 +134,11 @@ def plan_routes(loss_fn: LossFn, params: ArrayTree, example: ArrayTree, batch_si
 
 
 def _choose_last(blocks: Sequence[RoutedBlock], batch_size: int) -> int | None:
-    """The block whose gradients take longest to instantiate twice, for the norm and for the sum.
+    """Number of the block whose norms and clipped sum take one pass; ``None`` if there is none.
 
-    Dense, on the route ``"sequential"``, without a stack. Norms that the backward pass needs come
-    too early, several parts of a sum too late; on other backends than CPUs one example at a time is
-    slow.
+    Of the dense ones on the route ``"sequential"``, without a stack, it has most multiplications.
+    None where the backward pass needs the clip factors for recomputed blocks, where the batch is
+    added up in several parts, and on other backends than CPUs, where loops over examples are slow.
     """
     work = {}
     for number, block in enumerate(blocks):

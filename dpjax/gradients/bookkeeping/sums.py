@@ -313,9 +313,10 @@ def _norms_and_sum(
     factor_of: Callable[[jax.Array, PyTree], jax.Array],
     others: PyTree,
 ) -> tuple[BlockNorms, jax.Array]:
-    """Squared norms of a dense block, and the clipped sum but for examples whose terms cancel.
+    """Squared norms and clipped sum of a dense block, in one pass over the examples.
 
-    One pass over the examples instantiates the gradient, takes its norm and adds it, scaled.
+    Each gradient is instantiated, its norm taken, and added with its clip factor; those whose terms
+    cancel are left out of the sum.
 
     Args:
       block: the last block, all other norms being known.
@@ -326,6 +327,7 @@ def _norms_and_sum(
     """
     (op,) = block.ops
 
+    # One example: its gradient, its norm and of it the clip factor.
     def add(total: jax.Array, example: PyTree) -> tuple[jax.Array, SquaredNorm]:
         (inputs, output_grad), others = example
         gradient, bound = gradient_and_square(op, inputs, output_grad)
@@ -335,6 +337,7 @@ def _norms_and_sum(
         scaled = factor.astype(gradient.dtype) * gradient[0]
         return total + jnp.where(factor > 0, scaled, 0), bound
 
+    # The sum over all examples, as a matrix, and in the shape of the block.
     shape = op.outer_products()
     assert shape is not None
     zero = jnp.zeros((shape.rows, shape.columns), accumulator(block.entry))

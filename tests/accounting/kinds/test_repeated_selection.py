@@ -160,7 +160,7 @@ def test_selection_probabilities_are_those_of_simulated_runs(repetitions):
     masses = np.array([0.4, 0.3, 0.2, 0.07, 0.03])
     numbers = np.array([repetitions.quantile(u) for u in rng.random(30_000)])
     expected = repetitions.select(masses)
-    assert expected.sum() == pytest.approx(1 - repetitions.none, rel=1e-12)
+    assert expected.sum() == pytest.approx(1 - repetitions.probability_of_zero, rel=1e-12)
 
     def counts(numbers):
         best = np.array([rng.choice(5, n, p=masses).max() for n in numbers if n])
