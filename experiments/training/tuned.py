@@ -172,7 +172,8 @@ def _search(row: Row) -> Result:
     for _ in range(settings["searches"]):
         number = mechanism.repetitions.quantile(rng.random())
         chosen = [pool[place] for place in rng.integers(1, len(pool), number)]
-        found.append(max(chosen, default=pool[0])[1])
+        # Of equal scores the first: the accuracy on the other half does not decide.
+        found.append(max(chosen, key=lambda each: each[0], default=pool[0])[1])
 
     certificate = mechanism.certificate(settings["delta"])
     assert isinstance(mechanism.run.noise_multiplier, float)
