@@ -52,8 +52,8 @@ def convolution(p, e):
         (dense, (1024, 1024), (600, 1024), "sequential"),
         (stack, (4, 64, 64), (30, 64), "ghost"),
         (stack, (4, 64, 64), (400, 64), "instantiate"),
-        (stack, (4, 512, 512), (200, 512), "ghost"),
-        (stack, (4, 512, 512), (400, 512), "sequential"),
+        (stack, (10, 512, 512), (200, 512), "ghost"),
+        (stack, (10, 512, 512), (400, 512), "sequential"),
         (convolution, (3, 3, 128, 128), (1, 4, 4, 128), "ghost"),
         (convolution, (3, 3, 3, 16), (1, 32, 32, 3), "instantiate"),
     ],
@@ -65,6 +65,51 @@ def test_route_of_one_weight(loss, shape, example, route):
 def test_route_of_a_dense_layer_on_one_vector():
     routes = of({"w": (400, 300), "b": (300,)}, dense, ("x", (400,)))
     assert routes == {"['b']": "instantiate", "['w']": "ghost"}
+
+
+# Scans over few large layers.
+
+
+def layers_case(length, *, reverse=False, remat=False):
+    """A loss that scans over layers of width 256 and reads what each returns."""
+
+    def layer(h, w):
+        h = jnp.tanh(h @ w["w"] + w["b"])
+        return h, jnp.sum(h[0] ** 2)
+
+    def loss(p, x):
+        each = jax.checkpoint(layer) if remat else layer
+        h, squares = jax.lax.scan(each, x, p, reverse=reverse)
+        return jnp.sum(h) + squares @ jnp.arange(1.0, length + 1)
+
+    keys = jax.random.split(jax.random.key(3), 3)
+    params = {
+        "w": 0.05 * jax.random.normal(keys[0], (length, 256, 256)),
+        "b": 0.1 * jax.random.normal(keys[1], (length, 256)),
+    }
+    batch = jax.random.normal(keys[2], (3, 6, 256)).at[1, 0, 0].set(jnp.nan)
+    return loss, params, batch
+
+
+@pytest.mark.parametrize(("length", "parts"), [(8, 8), (9, 1)])
+def test_few_large_layers_are_inlined(length, parts):
+    loss, params, batch = layers_case(length)
+    reason = dpjax.explain(loss, params, batch).leaves[1].route.reason
+    assert reason.startswith("8 separate parts" if parts > 1 else "dot_general in a stack of 9")
+
+
+@pytest.mark.parametrize("remat", [False, True], ids=["stored", "remat"])
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+def test_inlined_layers(reverse, remat):
+    """As the reference of each example; entries, and what the scan returns, in their order."""
+    loss, params, batch = layers_case(3, reverse=reverse, remat=remat)
+    mask = jnp.array([True, True, True])
+    clip = {"w": 0.5, "b": 0.2}
+    found = jax.jit(dpjax.clipped_grad(loss, clip))(params, batch, mask)
+    expected = jax.jit(dpjax.clipped_grad(loss, clip, method="vmap"))(params, batch, mask)
+    assert found[1].num_nonfinite == 1
+    assert_same(found, expected, 0.01)  # ghost norms are at most 1 % too large
+    assert float(jnp.min(jnp.linalg.norm(expected[0]["w"], axis=(1, 2)))) > 0.05
 
 
 # One pass for norm and sum.

@@ -17,7 +17,17 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from dpjax._jaxprs import Apply, Atom, aval, bind, bodies_of, body_of, evaluate, read_scan
+from dpjax._jaxprs import (
+    Apply,
+    Atom,
+    aval,
+    bind,
+    bodies_of,
+    body_of,
+    evaluate,
+    primitive_names,
+    read_scan,
+)
 from dpjax._typing import PyTree
 from dpjax.gradients.clipping import EXACT, accumulator
 from dpjax.gradients.shard_map import abstract, as_varying, varying_axes
@@ -47,6 +57,9 @@ _LINEAR_IN: dict[str, frozenset[int]] = {
 LOOKUPS = frozenset({"gather", "dynamic_slice"})
 # In longer loops the indices are not computed ahead.
 _MOST_ITERATIONS = 512
+# Scans over so few layers, each with a parameter of so many entries, are inlined on CPUs: there XLA
+# copies what a layer stores into an array of all layers, and out of it again.
+_MOST_LAYERS, _LEAST_ENTRY = 8, 2**16
 
 
 class Block(NamedTuple):
@@ -577,12 +590,14 @@ def _inline_calls(
 ) -> Values:
     """Evaluates a jaxpr with the bodies of ``jit`` inlined, also within scans and ``remat``.
 
-    The body of every scan and ``remat`` is traced anew, so that no two of them share variables, and
-    what a scan carries unchanged becomes one of its constants. A ``cond`` whose branch depends on
+    A scan over few large layers is inlined too, one iteration after another. The body of every
+    other scan and ``remat`` is traced anew, so that no two of them share variables, and what a scan
+    carries unchanged becomes one of its constants. A ``cond`` whose branch depends on
     the example becomes a choice between the results of all branches, as `jax.vmap` makes it. The
     first ``num_constant`` inputs are the same for every example.
     """
     varying = varying_values(jaxpr.jaxpr, jaxpr.jaxpr.invars[num_constant:])
+    of_leaves = varying_values(jaxpr.jaxpr, jaxpr.jaxpr.invars[:num_constant]) - varying
     inlined = ("jit", "remat2") if inline_remat else ("jit",)
 
     def apply(equation: JaxprEqn, operands: Values) -> Values:
@@ -593,6 +608,8 @@ def _inline_calls(
             results = [evaluate(b, operands[1:], apply) for b in bodies_of(equation)]
             return [jax.lax.select_n(operands[0], *each) for each in zip(*results, strict=True)]
         if name == "scan":
+            if _has_few_layers(equation, of_leaves, inline_remat=inline_remat):
+                return _iterations_inlined(equation, operands, apply)
             return _scan_inlined(equation, operands, apply)
         if name != "remat2":
             return bind(equation, operands)
@@ -604,6 +621,35 @@ def _inline_calls(
         return evaluate_remat(equation, operands, run, (), ())[0]
 
     return evaluate(jaxpr, inputs, apply)
+
+
+def _has_few_layers(equation: JaxprEqn, of_leaves: set[Atom], *, inline_remat: bool) -> bool:
+    """Whether a scan is over few large layers, whose parameters are among ``of_leaves``."""
+    scan = read_scan(equation)
+    arrays = equation.invars[scan.num_consts + scan.num_carry :]
+    largest = max((aval(x).size for x in arrays if _is_in(of_leaves, x)), default=0)
+    return (
+        jax.default_backend() == "cpu"
+        and scan.length <= _MOST_LAYERS
+        and largest >= scan.length * _LEAST_ENTRY
+        and (inline_remat or "remat2" not in primitive_names(scan.body.jaxpr))
+        and not _counted_slices(equation)
+    )
+
+
+def _iterations_inlined(equation: JaxprEqn, operands: Values, apply: Apply) -> Values:
+    """Evaluates a scan by ``apply``, one iteration after another, without a loop."""
+    scan = read_scan(equation)
+    consts, operands = operands[: scan.num_consts], operands[scan.num_consts :]
+    carry, stacks = operands[: scan.num_carry], operands[scan.num_carry :]
+    stacked: list[Values] = [[] for _ in range(scan.length)]
+
+    # Each iteration takes its entries of the arrays that the scan iterates over.
+    for index in range(scan.length)[:: -1 if scan.reverse else 1]:
+        entries = [jax.lax.index_in_dim(stack, index, keepdims=False) for stack in stacks]
+        outputs = evaluate(scan.body, [*consts, *carry, *entries], apply)
+        carry, stacked[index] = outputs[: scan.num_carry], outputs[scan.num_carry :]
+    return [*carry, *map(jnp.stack, zip(*stacked, strict=True))]
 
 
 def _scan_inlined(equation: JaxprEqn, operands: Values, apply: Apply) -> Values:
