@@ -18,6 +18,7 @@ from experiments.benchmarks.inference import inference_groups
 from experiments.benchmarks.meshes import mesh_groups
 from experiments.benchmarks.methods import import_error
 from experiments.benchmarks.results import Benchmark, Groups, format_text, measure, save
+from experiments.benchmarks.routes import route_groups
 from experiments.benchmarks.sources import source_groups
 from experiments.benchmarks.steps import step_groups
 from experiments.benchmarks.teachers import teacher_groups
@@ -35,6 +36,7 @@ class Part(NamedTuple):
 
 PARTS = {
     "steps": Part(step_groups, ("optax",), ("jax_privacy", "torch", "opacus")),
+    "routes": Part(route_groups, ("flax",)),
     "accounting": Part(
         lambda _: accounting_groups(), ("numpy", "scipy", "dp-accounting"), ("prv_accountant",)
     ),

@@ -22,6 +22,13 @@ _TEXTS = {
         " clip and add noise, except the one named clipping alone. Peak memory counts parameters,"
         " batch and all buffers of the step. Ratios hold within a table only.",
     ),
+    "routes": (
+        "The chosen route of each kind of parameter against the others",
+        "Median time of a clipped sum with the routes that dpjax chooses, and with all parameters"
+        " of one kind and shape on another route that they can take, whatever memory it needs. A"
+        " quotient above one is what the choice costs; parameters that are less than 1 % of the"
+        " model's are left out.",
+    ),
     "accounting": (
         "Time and tightness of accountants",
         "Accountants of dpjax and of other libraries on the settings of the published tables:"

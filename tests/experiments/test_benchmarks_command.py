@@ -83,7 +83,16 @@ def test_main_runs_all_parts_by_default(monkeypatch, tmp_path, capsys):
         command, "run", lambda name, _: ran.append(name) or Benchmark("", {}, "", {})
     )
     assert command.main(["--results", str(tmp_path)]) == 0
-    names = ["steps", "accounting", "inference", "sources", "meshes", "teachers", "imports"]
+    names = [
+        "steps",
+        "routes",
+        "accounting",
+        "inference",
+        "sources",
+        "meshes",
+        "teachers",
+        "imports",
+    ]
     assert ran == names
     capsys.readouterr()
 

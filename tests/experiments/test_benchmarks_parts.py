@@ -1,11 +1,11 @@
-"""Accountants, and collectives of steps on a mesh, as the benchmarks measure them."""
+"""Accountants, routes, and collectives of steps on a mesh, as the benchmarks measure them."""
 
 import math
 
 import pytest
 
 from experiments.benchmarks import __main__ as command
-from experiments.benchmarks import meshes
+from experiments.benchmarks import meshes, routes
 from experiments.benchmarks.accounting import (
     SETTINGS,
     array_methods,
@@ -13,7 +13,7 @@ from experiments.benchmarks.accounting import (
     random_settings,
     single_group,
 )
-from experiments.benchmarks.models import Mlp, Model, _images
+from experiments.benchmarks.models import MODELS, Mlp, Model, _images
 from experiments.benchmarks.results import (
     format_text,
     load,
@@ -83,6 +83,21 @@ def small():
 def values(model, compile_step, rule=None, **options):
     sharding = meshes.data_mesh(8, rule)
     return meshes.count(compile_step(model, sharding, **options), 8)
+
+
+def test_one_kind_of_parameter_takes_another_route():
+    model = MODELS["mlp"]
+    params, batch = model.init(), model.batch(4)
+
+    def chosen():
+        return [block.route.name for block in routes.plan_of(model, params, batch).blocks]
+
+    before, kind = chosen(), routes.Kind("dot_general", (784, 256), 1)
+    with routes.taking(kind, "instantiate"):
+        changed = chosen()
+    differ = [(old, new) for old, new in zip(before, changed, strict=True) if old != new]
+    assert differ == [("ghost", "instantiate")]
+    assert chosen() == before
 
 
 def test_private_step_sends_what_the_plain_step_sends(small):
