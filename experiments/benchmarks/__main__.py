@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     choices = [*PARTS, "all"]
     add("parts", nargs="*", default="all", metavar="PART", choices=choices, help=", ".join(choices))
     add("--only", default="", metavar="TEXT", help="tables whose title contains this")
-    add("--batches", nargs="+", type=int, default=[64, 256, 1024], help="of steps (%(default)s)")
+    add("--batches", nargs="+", type=int, default=[32, 64, 256], help="of steps (%(default)s)")
     add("--repetitions", type=int, help="of each case, at most")
     add("--seconds", type=float, help="for each case, about")
     add("--results", type=Path, default=Path("results"), help="folder (%(default)s)")

@@ -55,8 +55,9 @@ class Table:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The column names, in order of appearance."""
-        return (*dict.fromkeys(name for row in self.rows for name in row.values), "runs")
+        """The names of columns with a value, in order of appearance."""
+        named = (name for row in self.rows for name, x in row.values.items() if x is not None)
+        return (*dict.fromkeys(named), "runs")
 
     def cells(self, row: Row) -> tuple[str, ...]:
         """Returns the row's formatted values."""

@@ -20,7 +20,8 @@ _TEXTS = {
         "Median time of one training step by several methods, also relative to the plain step in"
         " JAX (SGD on the mean loss) and to the plain step with the same noise. All other cases"
         " clip and add noise, except the one named clipping alone. Peak memory counts parameters,"
-        " batch and all buffers of the step. Ratios hold within a table only.",
+        " batch and all buffers of the step. Ratios hold within a table only; least and most are"
+        " the ratios to the plain step in the three thirds of a run.",
     ),
     "routes": (
         "The chosen route of each kind of parameter against the others",

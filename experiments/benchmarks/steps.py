@@ -2,7 +2,9 @@
 
 import functools
 import importlib.util
+import itertools
 import os
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -70,13 +72,38 @@ def _step_group(model: Model, size: int, limits: Limits, worker: TorchWorker | N
 def step_values(size: int, case: Case, times: Mapping[str, Times]) -> Values:
     """Returns the values of a step on a batch of ``size`` examples, by column."""
     median = times[case.name].median
+    opacus = [name for name in times if name.startswith("Opacus")]
+    best = min(opacus, key=lambda name: times[name].median, default="")
+    ratios = ratios_by_third(times, case.name, PLAIN)
     return {
         "ms": median,
         "× plain": ratio(times, case, PLAIN),
+        "least": min(ratios, default=None),
+        "most": max(ratios, default=None),
         "× noisy": ratio(times, case, NOISY),
+        "× Opacus, best": ratio(times, case, best),
+        "× torch": ratio(times, case, TORCH_METHODS[0]),
         "examples/s": 1e3 * size / median,
         **case.values,
     }
+
+
+def ratios_by_third(times: Mapping[str, Times], name: str, baseline: str) -> list[float]:
+    """Returns the ratio of medians in each third of a run; none if one was timed once.
+
+    >>> twice = {"a": Times((2.0, 3.0, 4.0), False), "b": Times((1.0, 1.0, 1.0), False)}
+    >>> ratios_by_third(twice, "a", "b")
+    [2.0, 3.0, 4.0]
+    """
+    if any(other not in times or times[other].slow for other in (name, baseline)):
+        return []
+
+    def medians(seconds: Sequence[float]) -> list[float]:
+        cuts = [number * len(seconds) // 3 for number in range(4)]
+        return [statistics.median(seconds[a:b]) for a, b in itertools.pairwise(cuts)]
+
+    pairs = zip(medians(times[name].seconds), medians(times[baseline].seconds), strict=True)
+    return [own / other for own, other in pairs]
 
 
 def step_cases(

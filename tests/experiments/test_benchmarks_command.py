@@ -130,15 +130,21 @@ def test_format_text_and_save(tmp_path):
     benchmark = Benchmark("steps", {}, "", {"torch": "not there"}, found)
     assert format_text(benchmark).splitlines() == [
         "toy, batch 8",
-        "                  ms  × plain  × noisy  examples/s  peak MiB  runs",
-        "plain            500     1.00     0.50        16.0      10.0     3",
-        "plain + noise  1,000     2.00     1.00        8.00      10.0     3",
-        "vmap               –        –        –           –         –     –  too large",
+        "                  ms  × plain  least  most  × noisy  examples/s  peak MiB  runs",
+        "plain            500     1.00   1.00  1.00     0.50        16.0      10.0     3",
+        "plain + noise  1,000     2.00   2.00  2.00     1.00        8.00      10.0     3",
+        "vmap               –        –      –     –        –           –         –     –  too large",
         "",
         "not measured: torch (not there)",
     ]
     save(tmp_path, benchmark)
     assert load(tmp_path, "steps") == benchmark
+
+
+def test_steps_have_the_ratio_to_the_fastest_variant_of_opacus():
+    cases = [*CASES, case("Opacus, hooks", 4.0), case("Opacus, ghost", 2.0)]
+    rows = measure(GROUP._replace(cases=cases), THREE).rows
+    assert [row.values.get("× Opacus, best") for row in rows] == [0.25, 0.5, None, 2.0, 1.0]
 
 
 @pytest.mark.parametrize("content", ["nothing", "[]", json.dumps({"tables": [1]})])
