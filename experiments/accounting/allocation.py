@@ -36,7 +36,7 @@ LOWER, SAMPLED, ERROR = "{}, lower", "{}, Monte Carlo", "{}, error of Monte Carl
 _DIRECTIONS: dict[Direction, str] = {"remove": REMOVE, "add": ADD}
 # Normal numbers drawn for each order, the repetitions that they are divided among, and the fewest
 # samples of a loss.
-_NUM_DRAWS = {"quick": 2**24, "paper": 2**27}
+_NUM_DRAWS = {"quick": 2**23, "paper": 2**27}
 _REPETITIONS, _FEWEST = 16, 2**12
 # With larger tilts nearly all terms would be rejected.
 _MOST_TILT = 5.0

@@ -290,7 +290,7 @@ METHODS: dict[str, Callable[[Settings, int, float], Method]] = {
 # Epsilons in the table; the figure by size is at the second.
 _SHOWN, _NUM_TEST = (1.0, 2.0), 100
 _BY_EPSILON, _BY_SIZE = "Spearman by ε", "Spearman by number of lines, ε = 2"
-_REPEATS = {"quick": 5, "paper": 50}
+_REPEATS = {"quick": 3, "paper": 50}
 # The source's robust private regression at epsilon = 2: 100 to 800 private lines and 10 public.
 _PUBLISHED = dict(
     zip(

@@ -43,7 +43,7 @@ STUDY = study.Study(
         **_CLIPS,
     },
     published_plain=76.67,
-    repeats={"quick": 10, "paper": 10},
+    repeats={"quick": 5, "paper": 10},
 )
 
 
