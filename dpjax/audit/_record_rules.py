@@ -24,9 +24,9 @@ ELEMENTWISE = {
     "bitcast_convert_type", "cbrt", "ceil", "clamp", "conj", "convert_element_type", "cos", "cosh",
     "digamma", "div", "eq", "eq_to", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor",
     "ge", "gt", "hypot", "imag", "integer_pow", "is_finite", "le", "le_to", "lgamma", "log",
-    "log1p", "log2", "logistic", "lt", "lt_to", "max", "min", "mul", "ne", "neg", "nextafter", "not",
-    "one_minus_square", "or",
-    "polygamma", "population_count", "pow", "real", "reduce_precision", "rem", "round", "rsqrt",
+    "log1p", "log2", "logistic", "lt", "lt_to", "max", "min", "mul", "ne", "neg", "nextafter",
+    "not", "one_minus_square", "or", "polygamma", "population_count", "pow", "real",
+    "reduce_precision", "rem", "round", "rsqrt",
     "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin",
     "sinh", "sqrt", "square", "sub", "tan", "tanh", "xor",
 }  # fmt: skip

@@ -17,6 +17,7 @@ from dpjax.audit import check_program
 
 C = 0.5
 KEY = jax.random.key(0)
+MESH = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 RIGHT: dict[str, tuple[Callable[..., Any], str]] = {}
 WRONG: dict[str, tuple[Callable[..., Any], str, str]] = {}
 
@@ -415,9 +416,8 @@ def mean_inside_vmap_subtracted(key, w, x, y):
 
 def on_devices(body, *out_axes):
     """A function of the key, the parameters and the records, of which each device has some."""
-    mesh = jax.sharding.AbstractMesh((2,), ("data",))
     specs = P(), P(), P("data"), P("data")
-    return jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P(*out_axes), check_vma=False)
+    return jax.shard_map(body, mesh=MESH, in_specs=specs, out_specs=P(*out_axes), check_vma=False)
 
 
 @right()
@@ -485,9 +485,9 @@ def records_of_devices_added(key, w, x, y):
 
 @wrong("the noise multiplier")
 def all_records_on_every_device(key, w, x, y):
-    mesh, all_of_them = jax.sharding.AbstractMesh((2,), ("data",)), (P(),) * 4
+    all_of_them = (P(),) * 4
     body = lambda key, w, x, y: lax.psum(total(clipped(w, x, y)), "data")  # noqa: E731
-    sums = jax.shard_map(body, mesh=mesh, in_specs=all_of_them, out_specs=P(), check_vma=False)
+    sums = jax.shard_map(body, mesh=MESH, in_specs=all_of_them, out_specs=P(), check_vma=False)
     return noisy(key, sums(key, w, x, y), Z * C)
 
 
