@@ -1619,7 +1619,10 @@ class _Analysis:
                         loop = uid, "iteration", float(value.known.flat[0]), 1.0
                     else:
                         loop = uid, next(self.numbers), 0.0, 1.0
-                rows.append(Public(value.facts, None, value.draws, None, key, loop=loop))
+                distinct = value.distinct and ("of", value.distinct, uid)
+                rows.append(
+                    Public(value.facts, draws=value.draws, key=key, distinct=distinct, loop=loop)
+                )
             else:
                 return [undecided for _ in equation.outvars]
 

@@ -268,6 +268,14 @@ def _product_facts(equation: JaxprEqn, facts: Sequence[Facts], inputs: Sequence[
         same = tuple(contracted[0]) == tuple(contracted[1]) and set(batch[0]) == set(records[0])
         if same and len(shapes[0]) == len(contracted[0]) + len(batch[0]):
             return replace(_values.squared(facts[0]), interval=(0.0, math.inf), square={})
+    facts = list(facts)
+    for side, value in enumerate(inputs):  # a public number for each record, such as a weight
+        axes = [*zip(contracted[side], contracted[1 - side], strict=True)]
+        axes += zip(batch[side], batch[1 - side], strict=True)
+        weighted = {own for own, other in axes if other in records[1 - side]}
+        rest = math.prod(n for axis, n in enumerate(shapes[side]) if axis not in weighted)
+        if isinstance(value, Public) and rest == 1 and math.isfinite(facts[side].magnitude):
+            facts[side] = replace(facts[side], within={_values.UNIT: facts[side].magnitude})
     size = float(terms)
     interval = _values.times(_values.times(facts[0].interval, facts[1].interval), (size, size))
 

@@ -165,6 +165,19 @@ def leaves_of_a_clipped_vector(key, w, x, y):
     return noisy(key, total(jax.vmap(one)(x, y)), Z * C)
 
 
+@right()
+def weights_by_a_product(key, w, x, y):
+    v = jax.vmap(lambda x, y: ravel_pytree(jax.grad(loss)(w, x, y))[0])(x, y)
+    v = v * jnp.reciprocal(jnp.maximum(1.0, jnp.linalg.norm(v, axis=1) / C))[:, None]
+    return jnp.ones(len(v)) @ v + Z * C * jax.random.normal(key, (15,))
+
+
+@wrong("the noise multiplier")
+def weights_above_one_by_a_product(key, w, x, y):
+    u = x * jnp.minimum(1, C / jnp.linalg.norm(x, axis=1))[:, None]
+    return jnp.arange(1.0, 7.0) @ u + Z * C * jax.random.normal(key, (4,))
+
+
 @wrong("the noise multiplier")
 def regions_of_a_vector_that_overlap(key, w, x, y):
     v = jax.vmap(lambda x, y: ravel_pytree(jax.grad(loss)(w, x, y))[0])(x, y)
@@ -303,6 +316,31 @@ def noise_for_each_half(key, w, x, y):
     one, two = jax.random.split(key)
     first = noisy(one, total(clipped(w, x[:3], y[:3])), Z * C)
     return first, noisy(two, total(clipped(w, x[3:], y[3:])), Z * C)
+
+
+@right("zero_out")
+def steps_on_parts_of_a_permutation(key, w, x, y):
+    """Each step is taken to be on a batch with the record: twice the noise for four of them."""
+    sample, noise = jax.random.split(key)
+    batches = jax.random.permutation(sample, len(x))[:4].reshape(4, 1)
+
+    def step(w, batch_and_key):
+        batch, own = batch_and_key
+        return noisy(own, total(clipped(w, x[batch], y[batch])), 2 * Z * C), None
+
+    return lax.scan(step, w, (batches, jax.random.split(noise, 4)))[0]
+
+
+@wrong("the check does not follow gather")
+def rows_drawn_with_repetition(key, w, x, y):
+    sample, noise = jax.random.split(key)
+    batches = jax.random.choice(sample, len(x), (2, 3))
+
+    def body(sums, batch):
+        return add(sums, total(clipped(w, x[batch], y[batch]))), None
+
+    sums, _ = lax.scan(body, jax.tree.map(jnp.zeros_like, w), batches)
+    return noisy(noise, sums, Z * C)
 
 
 @wrong("the noise multiplier")
