@@ -1258,7 +1258,8 @@ def _over_the_number_of_records(run: _Run, state: Any, records: PyTree) -> tuple
 def _nothing_of_no_records(run: _Run, state: Any, records: PyTree) -> tuple[PyTree, Any]:
     if len(jax.tree.leaves(records)[0]):
         return run(state, records)
-    released, _ = jax.eval_shape(run, state, records)
+    one = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), records)
+    released, _ = jax.eval_shape(run, state, one)
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), released), state
 
 
