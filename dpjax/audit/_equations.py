@@ -1,16 +1,18 @@
 """Equations of a traced program: their source lines, and what their outputs depend on."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn, Var
+from jax.extend.core import JaxprEqn, Primitive, Var
 from jax.extend.core import Literal as JaxprLiteral
 
 import dpjax
-from dpjax._jaxprs import aval, bodies_of
+from dpjax._jaxprs import aval, bodies_of, body_of
 from dpjax.audit._record_rules import ELEMENTWISE
 from dpjax.audit._values import is_wide
 
@@ -54,6 +56,26 @@ def _is_random(equation: JaxprEqn) -> bool:
         if not one.file_name.startswith(_JAX_FILES):
             return False
     return False
+
+
+# For `jnp.hypot`, which is a program of several equations, one equation.
+_HYPOT = Primitive("hypot")
+
+
+@cache
+def _hypot_program(shape: tuple[int, ...], dtype: Any) -> str:
+    arrays = [jax.ShapeDtypeStruct(shape, dtype)] * 2
+    (equation,) = jax.make_jaxpr(jnp.hypot)(*arrays).jaxpr.eqns
+    return str(body_of(equation).jaxpr)
+
+
+def in_one(equation: JaxprEqn) -> JaxprEqn:
+    """An equation that calls `jnp.hypot`, with a primitive of this name; any other as it is."""
+    if equation.primitive.name not in ("jit", "pjit") or equation.params["name"] != "hypot":
+        return equation
+    out = aval(equation.outvars[0])
+    is_hypot = str(body_of(equation).jaxpr) == _hypot_program(out.shape, out.dtype)
+    return equation.replace(primitive=_HYPOT, params={}) if is_hypot else equation
 
 
 def operands_of(equation: JaxprEqn) -> list[Any]:

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -26,9 +26,11 @@ from dpjax._jaxprs import aval, bind, bodies_of, body_of, equations_at_any_depth
 from dpjax._typing import PyTree
 from dpjax.adjacency import Adjacency, check_adjacency
 from dpjax.audit import _values
+from dpjax.audit._device_rules import SUMS_OF_DEVICES, added_up, from_devices, on_device
 from dpjax.audit._equations import (
     INLINED,
     TRUSTED,
+    in_one,
     is_own,
     length_dependent,
     line_of,
@@ -57,12 +59,17 @@ from dpjax.audit._record_rules import (
     Axes,
     Mixing,
     axes_after,
+    diagonals_after,
     elementwise_facts,
     is_inside,
     most_gathered,
     one_hot,
+    order_after,
+    partner_of_sum,
     places_scattered,
+    region_of,
     repeats_of,
+    rows_of,
     scattered_facts,
     structural_facts,
 )
@@ -71,10 +78,12 @@ from dpjax.audit._values import (
     UNIT,
     Bound,
     Facts,
+    Group,
     Key,
     Mixed,
     Normal,
     Part,
+    Product,
     Public,
     Records,
     Sums,
@@ -98,6 +107,8 @@ from dpjax.certificates.render import Table, round_down
 Verdict = Literal["shown", "violated", "not decided"]
 # Float32 rounds the clip bound and the noise's scale by less.
 _TOLERANCE = 1e-4
+# Of sums of rows of several arrays, so many combinations are looked at.
+_MOST_ROWS = 1024
 _CAVEATS = (
     "Arguments other than the records are public: results of earlier releases, or chosen without"
     " the records. Keys among them are secret and new in every call.",
@@ -282,13 +293,7 @@ def check_program(
     # The program, and the abstract values of its arguments.
     program, outputs = jax.make_jaxpr(step, return_shape=True)(*args)
     analysis = _Analysis(length)
-    inputs = [
-        analysis.argument(leaf, is_record=position in positions)
-        for position, argument in enumerate(args)
-        for leaf in jax.tree.leaves(argument)
-    ]
-    consts = [analysis.closed_over(const) for const in program.consts]
-    values = analysis.run(program, inputs, consts)
+    values = analysis.run_step(program, args, positions)
 
     # What reaches the outputs that are published.
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(outputs)]
@@ -314,6 +319,9 @@ def check_program(
         is_exact = all(part.is_attained and not part.once for part in parts)
         # Several bounded arrays need not attain their bounds at once.
         is_exact &= sum(not part.is_clipped for part in parts) <= 1
+        # Nor need different arrays whose bounds are those of the same.
+        bounds = {(part.number, *part.bounds[0][:2]) for part in parts}
+        is_exact &= len({bound[1:] for bound in bounds}) == len(bounds)
         relation = "is" if is_exact else "may be no more than"
         analysis.report(
             is_exact,
@@ -357,8 +365,16 @@ def is_of_records(value: Value, other: Records) -> bool:
     return names[0] == names[1] and value.block == 1
 
 
-def squared_distance(squares: np.ndarray, bounds: Sequence[Bound]) -> float:
-    """The largest quadratic form of the norms by which one record moves the sums."""
+def squared_distance(
+    squares: np.ndarray, bounds: Sequence[Bound], are_apart: Callable[[Product, Product], bool]
+) -> float:
+    """The largest quadratic form of the norms by which one record moves the sums.
+
+    Args:
+      squares: the form.
+      bounds: on the norms.
+      are_apart: whether two arrays have no part in common.
+    """
     factors = np.array([bound.factor for bound in bounds])
     squares = squares * np.outer(factors, factors)
 
@@ -372,7 +388,10 @@ def squared_distance(squares: np.ndarray, bounds: Sequence[Bound]) -> float:
     groups: list[list[int]] = []
     for i, (group, one) in enumerate(arrays):
         for others in groups:
-            if all(arrays[j][0] == group and not arrays[j][1] & one for j in others):
+            if all(
+                arrays[j][0] == group and all(are_apart(a, b) for a in arrays[j][1] for b in one)
+                for j in others
+            ):
                 others.append(i)
                 break
         else:
@@ -380,6 +399,41 @@ def squared_distance(squares: np.ndarray, bounds: Sequence[Bound]) -> float:
     return float(
         sum(np.linalg.norm(squares[np.ix_(one, other)], 2) for one in groups for other in groups)
     )
+
+
+def are_single_rows(arrays: Sequence[Records]) -> bool:
+    """Whether arrays are each of one record, of different ones, outside of loops."""
+    rows = [rows_of(value.order) for value in arrays]
+    return (
+        all(one is not None and len(one) == 1 for one in rows)
+        and len(set(rows)) == len(rows)
+        and len({value.order[1] for value in arrays}) == 1
+        and all(value.axes == () and not value.each_once for value in arrays)
+    )
+
+
+def met_by_one(parts: Sequence[Part]) -> list[dict[int, Part]]:
+    """The sets of sums that one record may be in, by their positions.
+
+    Sums of rows of the same arrays are met by a record in the row that it is in.
+    """
+    everywhere = {i: part for i, part in enumerate(parts) if part.rows is None}
+    by_arrays: dict[Any, dict[int, Part]] = {}
+    for i, part in enumerate(parts):
+        if part.rows is not None:
+            by_arrays.setdefault(part.rows[0], {})[i] = part
+    choices = []
+    for found in by_arrays.values():
+        rows = {row for part in found.values() for row in part.rows[1]}  # type: ignore[index]
+        met = {frozenset(i for i, part in found.items() if row in part.rows[1]) for row in rows}  # type: ignore[index]
+        met.add(frozenset())
+        choices.append([{i: parts[i] for i in sorted(one)} for one in sorted(met, key=sorted)])
+    if math.prod(map(len, choices)) > _MOST_ROWS:
+        return [dict(enumerate(parts))]
+    return [
+        {i: part for one in (everywhere, *chosen) for i, part in one.items()}
+        for chosen in itertools.product(*choices)
+    ]
 
 
 @dataclass
@@ -400,6 +454,13 @@ class _Analysis:
       line: of the equation before.
       is_length_public: whether the program takes one number of records only.
       moved: outputs of equations that move the entries of an array, and the array.
+      joined: numbers of arrays that were joined of rows of two.
+      devices: by the names of the axes of a mesh, the numbers of loops over their devices, and
+        the numbers of devices, in a program that every device runs.
+      pieces: numbers of regions of arrays, with the arrays.
+      regions: of these numbers the array, the region, and what the array is a part of.
+      by_position: lines where some records are taken by their positions.
+      has_row_loops: whether loops go through records by their positions.
     """
 
     length: int
@@ -417,6 +478,12 @@ class _Analysis:
     line: str = ""
     is_length_public: bool = False
     moved: dict[Any, tuple[Value, list[Value]]] = field(default_factory=dict)
+    joined: dict[tuple[Product, Product, Any], int] = field(default_factory=dict)
+    devices: dict[Any, tuple[int, int]] = field(default_factory=dict)
+    pieces: dict[Any, tuple[int, Records]] = field(default_factory=dict)
+    regions: dict[int, tuple[Any, Any, Group]] = field(default_factory=dict)
+    by_position: set[str] = field(default_factory=set)
+    has_row_loops: bool = False
 
     def report(
         self, is_violation: bool, reason: str, where: str = "", output: str | None = None
@@ -548,7 +615,7 @@ class _Analysis:
     ) -> None:
         """Reports constants that depend on the number of records and reach a published output."""
 
-        def traced(length: int) -> ClosedJaxpr | None:
+        def traced(length: int) -> tuple[ClosedJaxpr, list[PyTree]] | None:
             def resized(leaf: Any) -> jax.ShapeDtypeStruct:
                 return jax.ShapeDtypeStruct((length, *np.shape(leaf)[1:]), leaf.dtype)
 
@@ -564,7 +631,7 @@ class _Analysis:
                     for position, argument in enumerate(args)
                 ]
                 with contextlib.suppress(Exception):
-                    return jax.make_jaxpr(step)(*given)
+                    return jax.make_jaxpr(step)(*given), given
             return None
 
         # Without records as many normal numbers must be drawn.
@@ -572,7 +639,7 @@ class _Analysis:
         if empty is not None:
             drawn = [
                 sum(one.params.get("name") in NORMAL for one in equations_at_any_depth(each.jaxpr))
-                for each in (program, empty)
+                for each in (program, empty[0])
             ]
             if drawn[1] < drawn[0]:
                 self.report(True, "without records less noise is drawn")
@@ -581,9 +648,10 @@ class _Analysis:
         lengths = [self.length + 1, self.length + 2, *(self.length * k for k in (2, 64, 4096))]
         self.is_length_public = True
         for length in lengths:
-            other = traced(length)
-            if other is None:
+            traced_too = traced(length)
+            if traced_too is None:
                 continue
+            other, given = traced_too
             self.is_length_public = False
             dtypes = [[aval(out).dtype for out in one.jaxpr.outvars] for one in (program, other)]
             if len(program.consts) != len(other.consts) or dtypes[0] != dtypes[1]:
@@ -608,6 +676,13 @@ class _Analysis:
                 self.report(True, reason, lines[0] if lines else "", path)
             if found:
                 return
+            if self.has_row_loops and length <= 2 * self.length:  # through more records too?
+                longer = _Analysis(length)
+                longer.run_step(other, given, positions)
+                self.by_position |= longer.by_position
+        if self.by_position and traced(self.length + 1) is not None:
+            reason = "which records are in some rows depends on their number"
+            self.report(False, reason, ", ".join(sorted(self.by_position)))
 
     def noise_multiplier(self) -> float:
         """Noise multiplier: noise standard deviation over the L2 sensitivity of all releases.
@@ -639,19 +714,29 @@ class _Analysis:
                 row[parts[part]] = abs(coefficient) / deviation
             squares += count * np.outer(row, row)
 
-        # Each choice of one bound for every sum holds: the best of those with bounds of one group.
+        # One record at most is in some of the sums: the most for any.
+        least = max(self.least_distance(squares, found) for found in met_by_one(list(parts)))
+        return least**-0.5 if least > 0 else math.inf
+
+    def least_distance(self, squares: np.ndarray, found: Mapping[int, Part]) -> float:
+        """The least bound on the squared distance by sums, given by their positions.
+
+        Each choice of one bound for every sum holds: the best of those with bounds of one group.
+        """
+        positions, parts = list(found), list(found.values())
+        squares = squares[np.ix_(positions, positions)]
         bounds = [part.bounds[0] for part in parts]
-        least = squared_distance(squares, bounds)
+        least = squared_distance(squares, bounds, self.are_apart)
         shared = Counter(group for part in parts for group in {one.group for one in part.bounds})
         for group in [group for group, number in shared.most_common() if number > 1]:
             changed = [
                 next((other for other in part.bounds if other.group == group), one)
                 for part, one in zip(parts, bounds, strict=True)
             ]
-            total = squared_distance(squares, changed)
+            total = squared_distance(squares, changed, self.are_apart)
             if total < least:
                 bounds, least = changed, total
-        return least**-0.5 if least > 0 else math.inf
+        return least
 
     def report_unbounded(self) -> None:
         """Reports sums of which no bound is known."""
@@ -666,6 +751,17 @@ class _Analysis:
                         self.report(False, reason, release.where)
 
     # --- Evaluation ----------------------------------------------------------------------------
+
+    def run_step(
+        self, program: ClosedJaxpr, args: Sequence[PyTree], positions: Sequence[int]
+    ) -> list[Value]:
+        """The values of the outputs of a traced step."""
+        inputs = [
+            self.argument(leaf, is_record=position in positions)
+            for position, argument in enumerate(args)
+            for leaf in jax.tree.leaves(argument)
+        ]
+        return self.inline(program, inputs)
 
     def run(
         self, program: ClosedJaxpr, inputs: Sequence[Value], consts: Sequence[Value]
@@ -691,6 +787,7 @@ class _Analysis:
 
     def apply(self, equation: JaxprEqn, inputs: list[Value]) -> list[Value]:
         """The values of an equation's outputs."""
+        equation = in_one(equation)
         name, where = equation.primitive.name, line_of(equation) or self.line
         self.line = where
         private = [value for value in inputs if not isinstance(value, Public)]
@@ -728,7 +825,19 @@ class _Analysis:
             body = jax.make_jaxpr(equation.params["_prim"].expand)(*shapes)
             if len(body.jaxpr.outvars) == len(equation.outvars):
                 return self.inline(body, inputs)
-        if equation.effects or name.endswith("callback"):
+        if name == "shard_map":
+            return self.on_devices(equation, inputs, where)
+        if name == "axis_index" and equation.params["axis_name"] in self.devices:
+            uid, size = self.devices[equation.params["axis_name"]]
+            return [Public(Facts((0.0, size - 1.0)), loop=(uid, "iteration", 0.0, 1.0))]
+        if name in SUMS_OF_DEVICES and not any(isinstance(one, Mixed) for one in inputs):
+            if all(isinstance(axis, int) for axis in equation.params["axes"]):
+                return self.sums_of_vmap(equation, inputs)
+            sums = [added_up(equation, value, self.devices) for value in inputs]
+            undecided = Mixed(f"the check does not follow {name}", where, False)
+            return [undecided if value is None else value for value in sums]
+        effects = [one for one in equation.effects if type(one).__name__ != "NamedAxisEffect"]
+        if effects or name.endswith("callback"):
             if private:
                 self.report(True, f"records reach {name}, which leaves the program", where)
             self.shown += [value for value in inputs if isinstance(value, Public)]
@@ -800,6 +909,7 @@ class _Analysis:
             if result is None:
                 result = facts[source] if name in ENTRIES_KEPT and facts else Facts()
             distinct = self.distinct_after(equation, values[source], number) if values else None
+            diagonals = diagonals_after(equation, values) if known is None and number == 0 else []
             outputs.append(
                 Public(
                     Facts(within_limits(result.interval, dtype_facts(aval(var).dtype).interval)),
@@ -810,6 +920,7 @@ class _Analysis:
                     constant,
                     distinct,
                     loop=loop,
+                    diagonal=next(iter(diagonals), None),
                 )
             )
         return outputs
@@ -1029,7 +1140,10 @@ class _Analysis:
                 self.factors |= sums.draws
                 if sums.draws & {draw for draw, _ in noise.parts}:
                     return [replace(mixed, reason="the noise is not independent of the sum")]
-                self.releases.append(_Release(sums.blocks, noise.deviation, noise.parts, 1, where))
+                repeats = self.repeats_on_devices(sums, noise, where)
+                self.releases.append(
+                    _Release(sums.blocks, noise.deviation, noise.parts, repeats, where)
+                )
                 return [Public()]
             if terms[0] is None or terms[1] is None:
                 return [mixed]
@@ -1102,7 +1216,7 @@ class _Analysis:
         bounds = [
             Bound(group, one, factor)
             for (one, group), factor in facts.clipped.items()
-            if one <= group
+            if (whole := self.whole_of(one)) is not None and whole <= group
         ]
         bounds.sort(key=lambda bound: (bound.factor, -len(bound.group)))
         own = min(facts.magnitude * math.sqrt(size), facts.within.get(UNIT, math.inf))
@@ -1111,7 +1225,9 @@ class _Analysis:
         is_attained = bool(bounds) or size == 1  # not all entries need attain their bounds at once
         if not bounds or own < math.inf:
             bounds.append(Bound(named(number), named(number), own))
-        part = Part(number, tuple(bounds), is_attained, value.each_once, where)
+        rows = rows_of(value.order)
+        of_rows = None if rows is None else ((value.order[1], value.each_once), rows)
+        part = Part(number, tuple(bounds), is_attained, value.each_once, where, of_rows)
         return Sums(({part: 1.0},), draws=value.draws, in_rows=in_rows)
 
     # --- Per-record values ---------------------------------------------------------------------
@@ -1129,7 +1245,14 @@ class _Analysis:
         orders = {(value.order, value.each_once) for value in arrays}
         undecided = Mixed(f"the check does not follow {name}", where, False, draws)
         mixing = Mixed(f"{name} mixes the records", where, True, draws)
+        is_noisy = any(isinstance(value, Public) and value.normal for value in inputs)
+        is_sum = name in ("add", "add_any", "sub") and (len(orders) > 1 or is_noisy)
+        if is_sum and are_single_rows(arrays):  # of different records, or of one with noise
+            return self.linear(equation, inputs, where, draws)
         if len(orders) > 1:
+            joined = self.joined_rows(equation, inputs)
+            if joined is not None:
+                return [joined]
             reason = f"{name} combines records at different positions"
             return [replace(mixing, reason=reason) for _ in equation.outvars]
         ((order, each_once),) = orders
@@ -1163,6 +1286,10 @@ class _Analysis:
                 found = structural_facts(equation, facts, inputs, number)
             if name == "eq":
                 found = one_hot(found, inputs, axes, aval(var).shape)
+            step = result.orders[number] if result.orders else result.order
+            region = region_of(equation, number) if step is None else None
+            if region is not None:
+                found = replace(found, clipped=self.pieces_of(arrays[0], region, found.clipped))
             dtype = aval(var).dtype
             limited = within_limits(found.interval, dtype_facts(dtype).interval)
             if limited != found.interval:  # numbers may have wrapped around
@@ -1172,26 +1299,146 @@ class _Analysis:
                 error = float(jnp.finfo(dtype).eps)
                 found = replace(found.scaled(1 - error, 1 + error), interval=found.interval)
 
-            # A sum over all records, or another per-record array.
-            if result.is_sum:
+            # A sum of one term for each record, over all records, or another per-record array.
+            partner = None
+            if result.is_sum and axes == ():
+                partner = partner_of_sum(equation, inputs)
+            if partner is not None:
+                axes = (partner,)
+            elif result.is_sum:
                 value = Records(arrays[0].axes, found, order, draws, each_once)
                 outputs.append(self.sum_of(value, where, aval(var), in_rows=axes != ()))
                 continue
             per_row = math.prod(n for axis, n in enumerate(aval(var).shape) if axis not in axes)
             per_row *= result.block
             found = self.of_size(found, per_row)
-            new_order = order if result.order is None else (result.order, order)
-            outputs.append(
-                self.records(
-                    axes,
-                    found,
-                    order=new_order,
-                    draws=draws,
-                    each_once=each_once,
-                    block=result.block,
-                )
+            new_order = order if step is None else order_after(step, order)
+            if step is not None and rows_of(new_order) is not None and new_order[1] == ():
+                self.by_position.add(where)
+            array = self.records(
+                axes,
+                found,
+                order=new_order,
+                draws=draws,
+                each_once=each_once,
+                block=result.block,
             )
+            if len(axes) == 1 and partner is None and number == 0 and result.block == 1:
+                others = [pair for pair in diagonals_after(equation, inputs) if axes[0] in pair]
+                for a, b in others[:1]:
+                    array = replace(array, diagonal=b if a == axes[0] else a)
+            outputs.append(array)
         return outputs
+
+    def pieces_of(self, whole: Records, region: Any, clipped: Mapping[Any, float]) -> Any:
+        """Bounds on the norm of a region of an array, from those on the norm of all of it.
+
+        With |y| <= k N(A) / N(G) of an array y, N(a) = |y_region| N(G) / k defines a part a of A:
+        those of regions apart have squares that add up to N(A)^2 or less.
+        """
+        found = {}
+        for (array, group), k in clipped.items():
+            key = id(whole), region, array, group
+            number, _ = self.pieces.setdefault(key, (next(self.numbers), whole))
+            self.regions[number] = (key[0], array, group), region, array
+            found[named(number), group] = k
+        return found
+
+    def are_apart(self, one: Product, other: Product) -> bool:
+        """Whether two arrays, or parts of arrays, have no part in common."""
+        parts = [self.regions.get(product[0][0]) if product else None for product in (one, other)]
+        if parts[0] is not None and parts[1] is not None and parts[0][0] == parts[1][0]:
+            ranges = zip(parts[0][1], parts[1][1], strict=True)
+            return any(a[0] >= b[1] or b[0] >= a[1] for a, b in ranges)
+        if parts[0] is not None:
+            return all(self.are_apart(product, other) for product in parts[0][2])
+        if parts[1] is not None:
+            return all(self.are_apart(one, product) for product in parts[1][2])
+        return one != other
+
+    def whole_of(self, group: Group) -> Group | None:
+        """The arrays of which parts are apart; `None` if some are not."""
+        if any(not self.are_apart(a, b) for a, b in itertools.combinations(group, 2)):
+            return None
+        whole: Group = frozenset()
+        for product in group:
+            part = self.regions.get(product[0][0]) if product else None
+            of_product = frozenset([product]) if part is None else self.whole_of(part[2])
+            if of_product is None:
+                return None
+            whole |= of_product
+        return whole
+
+    def joined_rows(self, equation: JaxprEqn, inputs: Sequence[Value]) -> Records | None:
+        """Arrays of consecutive rows of the records, one after another."""
+        name, params = equation.primitive.name, equation.params
+        if name not in ("concatenate", "stack") or len(inputs) < 2:
+            return None
+        place = params["dimension"] if name == "concatenate" else params["axis"]
+        arrays = [value for value in inputs if isinstance(value, Records)]
+        if len(arrays) < len(inputs) or any(value.each_once for value in arrays):
+            return None
+        if len({value.order[1:] for value in arrays}) != 1:
+            return None
+
+        # Which rows: of an array of one record, one.
+        rows: range | None = None
+        for value, atom in zip(arrays, equation.invars, strict=True):
+            own = rows_of(value.order)
+            number = aval(atom).shape[place] if name == "concatenate" else 1
+            is_single = value.axes == () and number == 1
+            if own is None or own.step != 1 or number != len(own) or value.block > 1:
+                return None
+            if not is_single and (name == "stack" or value.axes != (place,)):
+                return None
+            if rows is not None and own.start != rows.stop:
+                return None
+            rows = own if rows is None else range(rows.start, own.stop)
+        base = arrays[0].order[1]
+        is_whole = base == () and rows == range(self.length)
+
+        # What holds of the record of each row.
+        facts = arrays[0].facts
+        for value in arrays[1:]:
+            facts = self.joined_facts(facts, value.facts, value.order)
+        draws = frozenset().union(*(value.draws for value in arrays))
+        order = base if is_whole else (("rows", rows), base)
+        return self.records((place,), facts, order=order, draws=draws)
+
+    def joined_facts(self, one: Facts, other: Facts, order: Any) -> Facts:
+        """Facts of rows of which the first are of an array with facts, the rest of another.
+
+        The norm of a joined product is that of the first product for the records of the first
+        array, and that of the second for those of the second, which has an order.
+        """
+
+        def joined(group: Group, other_group: Group) -> dict[Any, Any]:
+            pairs = zip(sorted(group), sorted(other_group), strict=True)
+            numbers = {
+                pair: self.joined.setdefault((*pair, order), next(self.numbers)) for pair in pairs
+            }
+            return {pair: ((number, 1),) for pair, number in numbers.items()}
+
+        clipped = {}
+        for ((array, group), k), ((other_array, other_group), m) in itertools.product(
+            one.clipped.items(), other.clipped.items()
+        ):
+            if len(group) != len(other_group) or not (
+                array <= group and other_array <= other_group
+            ):
+                continue
+            pairs = joined(group, other_group)
+            members = frozenset(pairs[pair] for pair in pairs if pair[0] in array)
+            if members == frozenset(pairs[pair] for pair in pairs if pair[1] in other_array):
+                clipped[members, frozenset(pairs.values())] = max(k, m)
+        within = {}
+        if UNIT in one.within and UNIT in other.within:
+            within[UNIT] = max(one.within[UNIT], other.within[UNIT])
+        interval = (
+            min(one.interval[0], other.interval[0]),
+            max(one.interval[1], other.interval[1]),
+        )
+        return Facts(interval, within=within, clipped=clipped)
 
     def scattered(self, equation: JaxprEqn, inputs: Sequence[Value], where: str) -> Sums | None:
         """The sum of rows of the records at public or per-record positions, and an array."""
@@ -1263,6 +1510,9 @@ class _Analysis:
         rows, limit = out[axis], before[axis] - out[axis]
         if rows > abs(factor) or not is_inside(index, limit + 1):
             return None
+        self.has_row_loops = True
+        if index.facts.interval != (0.0, limit) or rows != abs(factor):
+            self.by_position.add(self.line)
         axes = tuple(others) if rows == 1 else array.axes
         order = array.order
         if (counter, shift, factor, rows) != ("iteration", 0.0, 1.0, 1):
@@ -1274,6 +1524,59 @@ class _Analysis:
         if math.prod(out) // rows != math.prod(before) // before[axis]:  # some entries only
             facts = Facts(facts.interval)
         return self.records(axes, facts, order=order, draws=array.draws, each_once=once)
+
+    # --- Devices -------------------------------------------------------------------------------
+
+    def sums_of_vmap(self, equation: JaxprEqn, inputs: Sequence[Value]) -> list[Value]:
+        """The outputs of ``psum`` over axes of `jax.vmap`: as many sums as arrays."""
+        atoms = zip(equation.invars, equation.outvars, strict=True)
+        params = {"axes": equation.params["axes"]}
+        sums = [
+            equation.replace(
+                primitive=jax.lax.reduce_sum_p, params=params, invars=[atom], outvars=[out]
+            )
+            for atom, out in atoms
+        ]
+        return [self.apply(one, [value])[0] for one, value in zip(sums, inputs, strict=True)]
+
+    def on_devices(self, equation: JaxprEqn, inputs: list[Value], where: str) -> list[Value]:
+        """The outputs of a program that every device runs, as in a loop over the devices."""
+        params = equation.params
+        draws = frozenset().union(*(value.draws for value in inputs))
+        undecided = Mixed("the check does not follow shard_map", where, False, draws)
+        before, (body,) = self.devices, bodies_of(equation)
+        sizes = params["mesh"].shape
+        devices = {name: (next(self.numbers), sizes[name]) for name in params["newly_manual_axes"]}
+        try:
+            inside = [
+                on_device(value, spec, atom, devices)
+                for value, spec, atom in zip(
+                    inputs, params["in_specs"], body.jaxpr.invars, strict=True
+                )
+            ]
+            self.devices = {**before, **devices}
+            outputs = self.inline(body, inside)
+            return [
+                value if isinstance(value, Mixed) else from_devices(value, spec, devices)
+                for value, spec in zip(outputs, params["out_specs"], strict=True)
+            ]
+        except ValueError:
+            return [undecided for _ in equation.outvars]
+        finally:
+            self.devices = before
+
+    def repeats_on_devices(self, sums: Sums, noise: Normal, where: str) -> int:
+        """How often noise is added to the same sums; reports the same noise for other sums."""
+        keys = [key for key, _, number in self.bits if number in {draw for draw, _ in noise.parts}]
+        repeats = 1
+        for uid, size in self.devices.values():
+            varies = any(varies_in_loop(key, uid) for key in keys)
+            is_shared = any(uid in part.once for block in sums.blocks for part in block)
+            if is_shared and not varies:
+                self.report(True, "the same noise is added on every device", where)
+            if varies and not is_shared:
+                repeats *= size
+        return repeats
 
     # --- Loops and branches --------------------------------------------------------------------
 
@@ -1301,7 +1604,7 @@ class _Analysis:
                     facts = value.facts
                 else:
                     axes, once = tuple(axis - 1 for axis in value.axes), value.each_once
-                    facts = Facts(value.facts.interval)
+                    facts = value.facts if scan.length == 1 else Facts(value.facts.interval)
                 rows.append(
                     self.records(axes, facts, order=value.order, draws=value.draws, each_once=once)
                 )
@@ -1316,7 +1619,10 @@ class _Analysis:
                         loop = uid, "iteration", float(value.known.flat[0]), 1.0
                     else:
                         loop = uid, next(self.numbers), 0.0, 1.0
-                rows.append(Public(value.facts, None, value.draws, None, key, loop=loop))
+                distinct = value.distinct and ("of", value.distinct, uid)
+                rows.append(
+                    Public(value.facts, draws=value.draws, key=key, distinct=distinct, loop=loop)
+                )
             else:
                 return [undecided for _ in equation.outvars]
 
@@ -1486,15 +1792,20 @@ class _Analysis:
             return replace(value.scaled(1 if in_rows else math.sqrt(length)), in_rows=in_rows)
         if isinstance(value, Records) and uid in value.each_once:
             axes = (0, *(axis + 1 for axis in value.axes))
-            if axes == tuple(range(len(axes))):
-                facts = value.facts
-                return self.records(
-                    axes,
-                    facts,
-                    order=value.order,
-                    draws=value.draws,
-                    each_once=value.each_once - {uid},
-                )
+            if axes != tuple(range(len(axes))):
+                return undecided
+            return replace(
+                self.records(axes, value.facts, order=value.order, draws=value.draws),
+                each_once=value.each_once - {uid},
+            )
+        if isinstance(value, Records) and value.axes and value.block == 1:
+            # The same records in every iteration.
+            axes = tuple(axis + 1 for axis in value.axes)
+            facts = value.facts if length == 1 else Facts(value.facts.interval)
+            return replace(
+                self.records(axes, facts, order=value.order, draws=value.draws),
+                each_once=value.each_once,
+            )
         return undecided
 
     def _lengths(self) -> dict[str, int]:

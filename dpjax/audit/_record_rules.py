@@ -1,5 +1,6 @@
 """Rules for operations on per-record arrays: where the records are, and bounds on the entries."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from jax.extend.core import JaxprEqn
 
 from dpjax._jaxprs import aval
 from dpjax.audit import _values
-from dpjax.audit._values import Facts, Public, Records, Value, as_hashable, is_zero
+from dpjax.audit._values import Facts, Public, Records, Value, is_zero
 
 # Primitives of one operand whose output is that operand.
 IDENTITIES = {
@@ -22,10 +23,10 @@ ELEMENTWISE = {
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
     "bitcast_convert_type", "cbrt", "ceil", "clamp", "conj", "convert_element_type", "cos", "cosh",
     "digamma", "div", "eq", "eq_to", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor",
-    "ge", "gt", "imag", "integer_pow", "is_finite", "le", "le_to", "lgamma", "log", "log1p",
-    "log2", "logistic", "lt", "lt_to", "max", "min", "mul", "ne", "neg", "nextafter", "not",
-    "one_minus_square", "or",
-    "polygamma", "population_count", "pow", "real", "reduce_precision", "rem", "round", "rsqrt",
+    "ge", "gt", "hypot", "imag", "integer_pow", "is_finite", "le", "le_to", "lgamma", "log",
+    "log1p", "log2", "logistic", "lt", "lt_to", "max", "min", "mul", "ne", "neg", "nextafter",
+    "not", "one_minus_square", "or", "polygamma", "population_count", "pow", "real",
+    "reduce_precision", "rem", "round", "rsqrt",
     "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin",
     "sinh", "sqrt", "square", "sub", "tan", "tanh", "xor",
 }  # fmt: skip
@@ -75,13 +76,28 @@ class Axes(NamedTuple):
       axes: that index the records, of each output alike.
       is_sum: whether the outputs are sums over all records, or over those of each row.
       order: the new order of the records, if it changes.
+      orders: that of each output, if there are several.
       block: how many entries of the axis in a row are of one record.
     """
 
     axes: tuple[int, ...]
     is_sum: bool = False
     order: Any = None
+    orders: tuple[Any, ...] = ()
     block: int = 1
+
+
+def order_after(step: Any, order: Any) -> Any:
+    """The order of records that were moved by a step, from that before it."""
+    rows = rows_of(order)
+    if step[0] == "rows" and rows is not None:  # some of some rows
+        return ("rows", rows[step[1].start : step[1].stop : step[1].step]), order[1]
+    return step, order
+
+
+def rows_of(order: Any) -> range | None:
+    """The rows in an earlier order that records are, if they are some of these."""
+    return order[0][1] if order and order[0][0] == "rows" else None
 
 
 def elementwise_facts(name: str, equation: JaxprEqn, facts: Sequence[Facts]) -> Facts | None:
@@ -105,10 +121,11 @@ def elementwise_facts(name: str, equation: JaxprEqn, facts: Sequence[Facts]) -> 
     if name in ("add", "add_any"):
         return _values.added(first, facts[1])
     if name == "sub":
-        low, high = facts[1].interval
-        return Facts(_values.plus(first.interval, (-high, -low)))
+        return _values.reduced(first, facts[1])
     if name == "sqrt":
         return _values.root(first)
+    if name == "hypot":
+        return _values.root(_values.added(*map(_values.squared, facts)))
     if name == "rsqrt":
         return _values.inverted(_values.root(first))
     if name == "pow" and len(facts) > 1 and facts[1].interval[0] == facts[1].interval[1]:
@@ -129,7 +146,7 @@ def elementwise_facts(name: str, equation: JaxprEqn, facts: Sequence[Facts]) -> 
     if name == "neg":
         low, high = first.interval
         kept = replace(first, interval=(-high, -low), total={}, square={}, norm={}, smaller={})
-        return kept
+        return replace(kept, excess=None)
     if name == "abs":
         low, high = first.interval
         least = max(low, -high, 0.0)
@@ -151,7 +168,8 @@ def elementwise_facts(name: str, equation: JaxprEqn, facts: Sequence[Facts]) -> 
         if same or any(math.isinf(f.interval[0]) and f.interval[0] == f.interval[1] for f in facts):
             answer = float(same == (name == "eq"))
             return Facts((answer, answer))
-        return Facts((0.0, 1.0))
+        equal = (first, facts[1]), (facts[1], first)
+        return Facts((0.0, 1.0), smaller={name == "eq": equal})
     if name in _COMPARISONS and len(facts) > 1:
         small, large = (facts[1], first) if _COMPARISONS[name] == "gt" else (first, facts[1])
         always = small.interval[1] < large.interval[0]
@@ -222,6 +240,20 @@ def structural_facts(
     return Facts()
 
 
+def region_of(equation: JaxprEqn, number: int) -> tuple[tuple[int, int], ...] | None:
+    """Where an output is in the array that it is a region of: a range of every axis."""
+    name, params = equation.primitive.name, equation.params
+    shape = aval(equation.invars[0]).shape
+    if name == "slice":
+        ends = zip(params["start_indices"], params["limit_indices"], strict=True)
+        return tuple((int(start), int(stop)) for start, stop in ends)
+    if name == "split":
+        stop = sum(params["sizes"][: number + 1])
+        part = int(stop - params["sizes"][number]), int(stop)
+        return tuple(part if axis == params["axis"] else (0, n) for axis, n in enumerate(shape))
+    return None
+
+
 def _product_facts(equation: JaxprEqn, facts: Sequence[Facts], inputs: Sequence[Value]) -> Facts:
     """Facts of a product: the squared norm of an array, or products of the records' entries."""
     (contracted, batch) = equation.params["dimension_numbers"]
@@ -236,12 +268,21 @@ def _product_facts(equation: JaxprEqn, facts: Sequence[Facts], inputs: Sequence[
         same = tuple(contracted[0]) == tuple(contracted[1]) and set(batch[0]) == set(records[0])
         if same and len(shapes[0]) == len(contracted[0]) + len(batch[0]):
             return replace(_values.squared(facts[0]), interval=(0.0, math.inf), square={})
+    facts = list(facts)
+    for side, value in enumerate(inputs):  # a public number for each record, such as a weight
+        axes = [*zip(contracted[side], contracted[1 - side], strict=True)]
+        axes += zip(batch[side], batch[1 - side], strict=True)
+        weighted = {own for own, other in axes if other in records[1 - side]}
+        rest = math.prod(n for axis, n in enumerate(shapes[side]) if axis not in weighted)
+        if isinstance(value, Public) and rest == 1 and math.isfinite(facts[side].magnitude):
+            facts[side] = replace(facts[side], within={_values.UNIT: facts[side].magnitude})
     size = float(terms)
     interval = _values.times(_values.times(facts[0].interval, facts[1].interval), (size, size))
 
     # The norm is at most the product of the norms, and is that of an outer product.
     result = _values.upper_product(*facts)
-    if terms == 1:
+    is_outer = all(set(axes) <= set(own) for axes, own in zip(batch, records, strict=True))
+    if terms == 1 and is_outer:
         result = replace(result, name=_values.group_product(facts[0].name, facts[1].name))
     return replace(result, interval=interval)
 
@@ -379,7 +420,7 @@ def axes_after(equation: JaxprEqn, inputs: Sequence[Value]) -> Axes | None:
     if name == "squeeze" and first is not None:
         gone = params["dimensions"]
         if set(gone) & set(first):  # one record is left
-            return None
+            return Axes(()) if len(first) == 1 else None
         return Axes(tuple(axis - sum(g < axis for g in gone) for axis in first))
     if name == "reshape" and first is not None:
         before = shapes[0]
@@ -393,17 +434,34 @@ def axes_after(equation: JaxprEqn, inputs: Sequence[Value]) -> Axes | None:
         return None if set(params["dimensions"]) & set(first) else Axes(first)
     if name == "slice" and first is not None:
         if any(out[axis] != shapes[0][axis] for axis in first):
-            cut = (params["start_indices"], params["limit_indices"], params["strides"])
-            return Axes(first, order=("slice", *map(as_hashable, cut))) if len(first) == 1 else None
+            if len(first) != 1:
+                return None
+            start, stop = (params[f"{end}_indices"][first[0]] for end in ("start", "limit"))
+            stride = params["strides"][first[0]] if params["strides"] else 1
+            return Axes(first, order=("rows", range(start, stop, stride)))
         return Axes(first)
     if name == "unstack" and first is not None:
         axis = params["axis"]
-        return None if axis in first else Axes(tuple(one - (axis < one) for one in first))
+        if axis not in first:
+            return Axes(tuple(one - (axis < one) for one in first))
+        single = (("rows", range(row, row + 1)) for row in range(len(equation.outvars)))
+        return Axes((), orders=tuple(single)) if len(first) == 1 else None
     if name == "split" and first is not None:
-        return None if params["axis"] in first else Axes(first)
+        if params["axis"] not in first or len(params["sizes"]) == 1:
+            return Axes(first)
+        ends = np.cumsum([0, *params["sizes"]]).tolist()
+        parts = (("rows", range(*ends_of_part)) for ends_of_part in itertools.pairwise(ends))
+        return Axes(first, orders=tuple(parts)) if len(first) == 1 else None
     if name == "dynamic_slice" and first is not None:
-        whole = all(out[axis] == shapes[0][axis] for axis in first)
-        return Axes(first) if whole and all(one is None for one in axes[1:]) else None
+        if any(one is not None for one in axes[1:]):
+            return None
+        if all(out[axis] == shapes[0][axis] for axis in first):
+            return Axes(first)
+        start = inputs[1 + first[0]]
+        if len(first) != 1 or not isinstance(start, Public) or start.known is None:
+            return None
+        begin = int(np.clip(start.known, 0, shapes[0][first[0]] - out[first[0]]))
+        return Axes(first, order=("rows", range(begin, begin + out[first[0]])))
     if name == "concatenate":
         if any(one != given[0] for one in given) or params["dimension"] in given[0]:
             return None
@@ -449,7 +507,7 @@ def axes_after(equation: JaxprEqn, inputs: Sequence[Value]) -> Axes | None:
 def _axes_of_product(
     numbers: Any, ranks: Sequence[int], axes: Sequence[tuple[int, ...] | None]
 ) -> Axes | None:
-    contracted, batch = numbers
+    contracted, _ = numbers
     is_summed = [
         one is not None and set(one) <= set(c) for one, c in zip(axes, contracted, strict=True)
     ]
@@ -466,23 +524,154 @@ def _axes_of_product(
             if other is None or other == partners:
                 return Axes((), is_sum=True)
         raise Mixing
-    places = []
-    for side, own in enumerate(axes):
-        if own is None:
-            continue
-        free = [a for a in range(ranks[side]) if a not in contracted[side] and a not in batch[side]]
-        offset = len(batch[0])
-        if side == 1:
-            offset += ranks[0] - len(contracted[0]) - len(batch[0])
-        places.append(
-            tuple(
-                list(batch[side]).index(a) if a in batch[side] else offset + free.index(a)
-                for a in own
-            )
-        )
+    moved = product_places(numbers, ranks)
+    places = [
+        tuple(moved[side][a] for a in own) for side, own in enumerate(axes) if own is not None
+    ]
     if any(place != places[0] for place in places):
         raise Mixing
     return Axes(places[0])
+
+
+# Primitives whose output is zero where their first operand is.
+_KEEP_ZEROS = {
+    "abs", "convert_element_type", "copy", "div", "integer_pow", "mul", "neg", "real",
+    "reduce_precision", "sign", "sqrt", "square",
+}  # fmt: skip
+# Those whose output is zero where all terms or cases are.
+_KEEP_COMMON_ZEROS = {"add", "add_any", "select_n", "sub"}
+
+
+def diagonals_of(value: Value) -> list[tuple[int, int]]:
+    """Pairs of axes of an array whose entries are zero where the positions along both differ."""
+    if isinstance(value, Records):
+        return [] if value.diagonal is None else [(value.axes[0], value.diagonal)]
+    if not isinstance(value, Public) or value.known is None:
+        return [value.diagonal] if isinstance(value, Public) and value.diagonal else []
+    shape = value.known.shape
+    return [
+        (a, b)
+        for a, b in itertools.combinations(range(len(shape)), 2)
+        if shape[a] == shape[b] > 1 and not value.known[_off_diagonal(shape, a, b)].any()
+    ]
+
+
+def _off_diagonal(shape: tuple[int, ...], a: int, b: int) -> np.ndarray:
+    place = [
+        np.arange(n).reshape([-1 if axis == own else 1 for axis in range(len(shape))])
+        for own, n in ((a, shape[a]), (b, shape[b]))
+    ]
+    return np.broadcast_to(place[0] != place[1], shape)
+
+
+def diagonals_after(equation: JaxprEqn, inputs: Sequence[Value]) -> list[tuple[int, int]]:
+    """The same pairs of axes of an output."""
+    name, params = equation.primitive.name, equation.params
+    pairs = [diagonals_of(value) for value in inputs]
+    if not any(pairs):
+        return []
+    shapes = [aval(atom).shape for atom in equation.invars]
+    out = aval(equation.outvars[0]).shape
+
+    # Entrywise: where a factor is zero, or all terms are.
+    if name in _KEEP_ZEROS or name in _KEEP_COMMON_ZEROS:
+        every = [{(min(pair), max(pair)) for pair in own} for own in pairs]
+        if name == "mul":
+            return list(every[0] | every[1])
+        if name in _KEEP_ZEROS:
+            return list(every[0]) if shapes[0] == out and params.get("y", 1) > 0 else []
+        cases = range(name == "select_n", len(inputs))
+        terms = [every[i] if shapes[i] == out else set() for i in cases if not is_zero(inputs[i])]
+        return list(set.intersection(*terms)) if terms else []
+
+    # Where the axes are moved to.
+    places: dict[int, int] = {}
+    if name == "broadcast_in_dim":
+        dimensions = params["broadcast_dimensions"]
+        places = {axis: int(place) for axis, place in enumerate(dimensions)}
+    elif name == "transpose":
+        places = {int(axis): place for place, axis in enumerate(params["permutation"])}
+    elif name in ("squeeze", "reduce_sum"):
+        gone = params["dimensions" if name == "squeeze" else "axes"]
+        kept = [axis for axis in range(len(shapes[0])) if axis not in gone]
+        places = {axis: place for place, axis in enumerate(kept)}
+    elif name == "reshape" and params["dimensions"] is None:
+        # An axis stays if as many entries are before it.
+        before, after = ([(math.prod(s[:a]), n) for a, n in enumerate(s)] for s in (shapes[0], out))
+        places = {a: after.index(end) for a, end in enumerate(before) if end in after}
+    elif name == "split":
+        whole = len(params["sizes"]) == 1
+        places = {axis: axis for axis in range(len(out)) if whole or axis != params["axis"]}
+    elif name == "dot_general":
+        moved = product_places(params["dimension_numbers"], [len(s) for s in shapes])
+        return [
+            (place[a], place[b])
+            for own, place in zip(pairs, moved, strict=True)
+            for a, b in own
+            if a in place and b in place
+        ]
+    elif name in SCATTER_ADD and is_zero(inputs[0]):
+        pairs, places = pairs[2:], update_places(equation)
+    return [(places[a], places[b]) for a, b in pairs[0] if a in places and b in places]
+
+
+def partner_of_sum(equation: JaxprEqn, inputs: Sequence[Value]) -> int | None:
+    """The axis of a sum over the records in which each entry has the term of one record only."""
+    name, params = equation.primitive.name, equation.params
+    if name == "reduce_sum":
+        for _, b in diagonals_of(inputs[0]):
+            if b not in params["axes"]:
+                return b - sum(axis < b for axis in params["axes"])
+    if name == "dot_general":
+        numbers = params["dimension_numbers"]
+        moved = product_places(numbers, [aval(atom).ndim for atom in equation.invars])
+        for side, value in enumerate(inputs):
+            own, other = numbers[0][side], numbers[0][1 - side]
+            partner = inputs[1 - side]
+            # The axis of the records, or that is multiplied with the other array's.
+            if isinstance(value, Records):
+                summed = value.axes[0]
+            elif isinstance(partner, Records):
+                summed = own[list(other).index(partner.axes[0])]
+            else:
+                continue
+            for pair in diagonals_of(value):
+                rest = [axis for axis in pair if axis != summed]
+                if len(rest) == 1 and rest[0] in moved[side]:
+                    return moved[side][rest[0]]
+    return None
+
+
+def product_places(numbers: Any, ranks: Sequence[int]) -> list[dict[int, int]]:
+    """Where the axes of both operands of a product are in it."""
+    contracted, batch = numbers
+    places: list[dict[int, int]] = []
+    offset = len(batch[0])
+    for side in (0, 1):
+        free = [a for a in range(ranks[side]) if a not in (*contracted[side], *batch[side])]
+        found = {int(axis): place for place, axis in enumerate(batch[side])}
+        places.append(found | {axis: offset + place for place, axis in enumerate(free)})
+        offset += len(free)
+    return places
+
+
+def update_places(equation: JaxprEqn) -> dict[int, int]:
+    """Where axes of the rows that are scattered are in the array, if they are not moved."""
+    numbers = equation.params["dimension_numbers"]
+    rank = aval(equation.invars[2]).ndim
+    gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    window = [axis for axis in range(aval(equation.invars[0]).ndim) if axis not in gone]
+    scattered = [axis for axis in range(rank) if axis not in numbers.update_window_dims]
+    batching = dict(
+        zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True)
+    )
+    found = {
+        axis: window[place]
+        for place, axis in enumerate(numbers.update_window_dims)
+        if window[place] not in numbers.scatter_dims_to_operand_dims
+    }
+    batched = {axis: batching[place] for place, axis in enumerate(scattered) if place in batching}
+    return found | batched
 
 
 def _axes_of_gather(equation: JaxprEqn, inputs: Sequence[Value]) -> Axes | None:
@@ -608,6 +797,9 @@ def _reshaped(
         return None
     prefix = math.prod(before[: axes[0]])
     number = math.prod(before[axis] for axis in axes)
+    if number == block == 1:  # of one record is all of the array
+        ones = [a for a, n in enumerate(after) if n == 1 and math.prod(after[:a]) == prefix]
+        return Axes(tuple(ones[:1]))
     for start in range(len(after)):
         if math.prod(after[:start]) != prefix or after[start] == 1:
             continue

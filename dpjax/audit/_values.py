@@ -44,6 +44,7 @@ class Facts:
       inverse: the magnitude of every entry is at most k / N(G).
       smaller: of a Boolean array: for each answer, pairs of facts of which the first is then at
         most the second.
+      excess: facts F and a number c: every entry is at least that of an array with F, less c.
     """
 
     interval: Interval = REALS
@@ -58,6 +59,7 @@ class Facts:
     norm: Mapping[Group, float] = field(default_factory=dict)
     inverse: Mapping[Group, float] = field(default_factory=dict)
     smaller: Mapping[bool, tuple[tuple["Facts", "Facts"], ...]] = field(default_factory=dict)
+    excess: tuple["Facts", float] | None = None
 
     @property
     def magnitude(self) -> float:
@@ -127,6 +129,7 @@ class Public:
       mask_of: of a mask, the name of the entries that it marks as no padding.
       loop: the loop in whose iterations it has different values, and which: the loop's counter, and
         the shift and factor of its multiple.
+      diagonal: two axes, entries being zero where the positions along both differ.
     """
 
     facts: Facts = Facts()
@@ -138,6 +141,7 @@ class Public:
     distinct: Any = None
     mask_of: Any = None
     loop: tuple[int, Any, float, float] | None = None
+    diagonal: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,7 @@ class Records:
       draws: the random draws that it depends on.
       each_once: loops in which every record is in one iteration only.
       block: how many entries of the axis in a row are of one record.
+      diagonal: another axis along which all entries are zero but that at the record's position.
     """
 
     axes: tuple[int, ...]
@@ -159,6 +164,7 @@ class Records:
     draws: frozenset[int] = frozenset()
     each_once: frozenset[int] = frozenset()
     block: int = 1
+    diagonal: int | None = None
 
 
 class Bound(NamedTuple):
@@ -185,6 +191,7 @@ class Part:
       is_attained: whether some record contributes as much, as far as is known.
       once: loops in which a record is added in one iteration only.
       where: the line at which the records are added up.
+      rows: of which records, if not all: the arrays of records, and their rows.
     """
 
     number: int
@@ -192,6 +199,7 @@ class Part:
     is_attained: bool
     once: frozenset[int]
     where: str
+    rows: tuple[Any, range] | None = None
 
     @property
     def is_clipped(self) -> bool:
@@ -301,6 +309,13 @@ def are_related(one: Group, group: Group) -> bool:
 def added(a: Facts, b: Facts) -> Facts:
     """Facts of a sum."""
     interval = plus(a.interval, b.interval)
+    for one, other in ((a, b), (b, a)):
+        if other.interval == (0.0, 0.0):
+            return one
+    for one, other in ((a, b), (b, a)):  # x - c + d is at least x, if d is at least c
+        if one.excess is not None and other.interval[0] >= one.excess[1]:
+            least = one.excess[0]
+            return Facts(interval, square=least.square, norm=least.norm)
     if min(a.interval[0], b.interval[0]) < 0:
         return Facts(interval)
     # Neither is negative: squares of different arrays add up, and norms (triangle inequality).
@@ -318,6 +333,13 @@ def added(a: Facts, b: Facts) -> Facts:
         square=square,
         norm=norm,
     )
+
+
+def reduced(a: Facts, b: Facts) -> Facts:
+    """Facts of a difference."""
+    low, high = b.interval
+    excess = (a, high) if a.interval[0] >= 0 and math.isfinite(high) else None
+    return Facts(plus(a.interval, (-high, -low)), excess=excess)
 
 
 def multiplied(a: Facts, b: Facts) -> Facts:
@@ -451,18 +473,22 @@ def larger(a: Facts, b: Facts) -> Facts:
     """Facts of the maximum."""
     low, high = (max(ends) for ends in zip(a.interval, b.interval, strict=True))
     within: Mapping[Group, float] = {}
+    clipped: Mapping[tuple[Group, Group], float] = {}
+    inverse: Mapping[Group, float] = _common(a.inverse, b.inverse, max)
     for one, other in ((a, b), (b, a)):
         if other.interval[1] <= 0:  # max(x, c) is no larger than x in magnitude, for c <= 0
-            within = one.within
+            within, clipped, inverse = one.within, one.clipped, one.inverse
     one_least, other_least = (one.least if one.interval[0] >= 0 else {} for one in (a, b))
     return Facts(
         (low, high),
         within=within,
+        clipped=clipped,
         least=_merged(one_least, other_least, max),
         total=_merged(a.total, b.total, max),
         square=_merged(a.square, b.square, max),
         norm=_merged(a.norm, b.norm, max),
-        inverse=_common(a.inverse, b.inverse, max),
+        inverse=inverse,
+        excess=b.excess if a.excess is None else a.excess,
     )
 
 
@@ -470,13 +496,15 @@ def lesser(a: Facts, b: Facts) -> Facts:
     """Facts of the minimum."""
     low, high = (min(ends) for ends in zip(a.interval, b.interval, strict=True))
     within: Mapping[Group, float] = {}
+    clipped: Mapping[tuple[Group, Group], float] = {}
     for one, other in ((a, b), (b, a)):
         if other.interval[0] >= 0:
-            within = one.within
+            within, clipped = one.within, one.clipped
     inverse = _merged(a.inverse, b.inverse, min) if low >= 0 else {}
     return Facts(
         (low, high),
         within=within,
+        clipped=clipped,
         square=_common(a.square, b.square, min),
         norm=_common(a.norm, b.norm, min),
         inverse=inverse,
@@ -485,26 +513,23 @@ def lesser(a: Facts, b: Facts) -> Facts:
 
 def chosen(condition: Facts, by_answer: Mapping[bool, Facts]) -> Facts:
     """Facts of ``where(condition, by_answer[True], by_answer[False])``."""
-    # With N(G) <= t, a number u of [v, w] is at most w t / N(G), and at least v N(G) / t.
+    # With N(G) <= r, a number u of [v, w] is at most w r / N(G), and at least v N(G) / r.
     sides = []
     for answer, facts in by_answer.items():
-        inverse, clipped, norm = dict(facts.inverse), dict(facts.clipped), dict(facts.norm)
-        for small, large in condition.smaller.get(answer, ()):
-            limit = large.interval[1]
-            if not math.isfinite(limit):
-                continue
-            for group, k in small.norm.items():
-                if k <= 0:
-                    continue
-                if math.isfinite(facts.magnitude):
-                    inverse[group] = facts.magnitude * limit / k
-                for array, factor in facts.within.items():
-                    if are_related(array, group):
-                        clipped[array, group] = factor * limit / k
-                if facts.interval[0] > 0:
-                    ratio = k * facts.interval[0] / limit if limit > 0 else math.inf
-                    norm[group] = max(norm.get(group, 0.0), ratio)
-        sides.append(replace(facts, inverse=inverse, clipped=clipped, norm=norm))
+        inverse, clipped = dict(facts.inverse), dict(facts.clipped)
+        norm, square = dict(facts.norm), dict(facts.square)
+        for group, radius in _radii(condition.smaller.get(answer, ())).items():
+            if math.isfinite(facts.magnitude):
+                inverse[group] = facts.magnitude * radius
+            for array, factor in facts.within.items():
+                if are_related(array, group):
+                    clipped[array, group] = factor * radius
+            if facts.interval[0] > 0:
+                ratio = facts.interval[0] / radius if radius > 0 else math.inf
+                norm[group] = max(norm.get(group, 0.0), ratio)
+                ratio = ratio / radius if radius > 0 else math.inf
+                square[group] = max(square.get(group, 0.0), ratio)
+        sides.append(replace(facts, inverse=inverse, clipped=clipped, norm=norm, square=square))
 
     # What holds on both sides; zero fulfils every upper bound.
     a, b = sides
@@ -529,6 +554,18 @@ def chosen(condition: Facts, by_answer: Mapping[bool, Facts]) -> Facts:
         norm=_common(a.norm, b.norm, min),
         inverse=_common(a.inverse, b.inverse, max),
     )
+
+
+def _radii(pairs: Sequence[tuple[Facts, Facts]]) -> dict[Group, float]:
+    """Upper bounds on N(G), where the first of each pair is at most the second."""
+    radii: dict[Group, float] = {}
+    for small, large in pairs:
+        limit = max(large.interval[1], 0.0)
+        if math.isfinite(limit):
+            of_norms = {group: limit / k for group, k in small.norm.items() if k > 0}
+            of_squares = {group: math.sqrt(limit / k) for group, k in small.square.items() if k > 0}
+            radii = _merged(radii, _merged(of_norms, of_squares, min), min)
+    return radii
 
 
 def _multiplied(factors: Mapping[Any, float], number: float) -> dict[Any, float]:

@@ -49,6 +49,9 @@ Score: TypeAlias = Callable[[ArrayTree], jax.typing.ArrayLike]
 # Candidates for the threshold of a test, between the least and the largest score.
 _NUM_THRESHOLDS = 400
 _LEAST_RUNS = 200
+# Thresholds are compared by bounds on their error rates that fail with this probability: so small
+# that few errors by chance do not make a rare test the best.
+_CHOICE_ERROR = 1e-4
 # The gradient of the canary has so many times the norm of the clip bound, so that it is clipped.
 CANARY_NORM = 2.0
 _CAVEATS = (
@@ -296,8 +299,9 @@ def audit(
         np.linspace(0, 1, _NUM_THRESHOLDS),
         method="lower",  # scores may be infinite: nothing lies between them
     )
-    _, _, positive_rates, negative_rates = _error_rates(*chosen_by, thresholds, error)
+    *_, positive_rates, negative_rates = _error_rates(*chosen_by, thresholds, _CHOICE_ERROR)
     separations = -ndtri(positive_rates) - ndtri(negative_rates)
+    *_, positive_rates, negative_rates = _error_rates(*chosen_by, thresholds, error)
     epsilons = _distribution_free_epsilon(positive_rates, negative_rates, delta)
     chosen = thresholds[[np.argmax(separations), np.argmax(epsilons)]]
 

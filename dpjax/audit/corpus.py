@@ -1,8 +1,10 @@
 """Planted bugs of differentially private code, and what catches each of them.
 
 Every bug is a small wrong version of one right program: a DP-SGD step, a loop with a sampler, a
-statistic, the votes of PATE, an account. Many were found in published libraries. `run` applies the
-checks of `dpjax.audit` to all of them and to the right programs, which must pass.
+statistic, the votes of PATE, an account. Many were found in published libraries. `check_one`
+applies the checks of `dpjax.audit` to one of them, or to one of the right programs, which must
+pass. `check_own` applies the checks to a user's step, and `planted_in` plants bugs in it for the
+user's own tests.
 
 A step is built of four functions: per-record gradients, clipped sum, noise, and the keys of noise
 and of the next step. A bug replaces one of them.
@@ -21,9 +23,10 @@ import optax.contrib
 from scipy.special import ndtri
 
 from dpjax._typing import PRNGKey, PyTree
-from dpjax.adjacency import sensitivity_factor
+from dpjax.adjacency import Adjacency, check_adjacency, sensitivity_factor
 from dpjax.audit._program import check_program
 from dpjax.audit._step_checks import check_step
+from dpjax.audit._values import is_key, is_raw_key
 from dpjax.audit._worlds import audit
 from dpjax.certificates.render import round_up
 from dpjax.gradients import clipped_grad
@@ -52,6 +55,7 @@ class StepOfRecords:
     mechanism: SubsampledGaussian | Gaussian
     init: Callable[[PRNGKey], Any] | None = None
     num_runs: int | None = 10_000
+    null_record: PyTree | None = None
 
 
 @dataclass(frozen=True)
@@ -1174,3 +1178,182 @@ def check_one(number: int, seed: int = 0) -> Result:
 def all_numbers() -> list[int]:
     """Returns the numbers of all bugs, and then those of the right programs."""
     return [bug.number for bug in BUGS] + [-1 - position for position in range(len(SOUND))]
+
+
+# ---------------------------------------------------------------------------------------------
+# Bugs planted in a user's step from outside: it is called with other records or keys, or what it
+# returns is changed. `run` returns what the step releases, and the next state or None.
+
+_Run: TypeAlias = Callable[[Any, PyTree], tuple[PyTree, Any]]
+
+
+def _with_keys(state: Any, change: Callable[[PRNGKey], PRNGKey]) -> Any:
+    """Returns a state, or a key, with its keys changed."""
+
+    def changed(leaf: Any) -> Any:
+        if is_key(leaf):
+            return change(leaf)
+        return (
+            jax.random.key_data(change(jax.random.wrap_key_data(leaf)))
+            if is_raw_key(leaf)
+            else leaf
+        )
+
+    return jax.tree.map(changed, state)
+
+
+def _constant(key: PRNGKey) -> PRNGKey:
+    zeros = jnp.zeros_like(jax.random.key_data(key))
+    return jax.random.wrap_key_data(zeros, impl=jax.random.key_impl(key))
+
+
+def _of_numbers(change: Callable[[jax.Array], jax.Array], records: PyTree) -> PyTree:
+    """Returns records with their arrays of floats changed."""
+
+    def changed(leaf: jax.Array) -> jax.Array:
+        return change(leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+    return jax.tree.map(changed, records)
+
+
+def _every_record_twice(run: _Run, state: Any, records: PyTree) -> tuple[PyTree, Any]:
+    return run(state, jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), records))
+
+
+def _records_less_their_mean(run: _Run, state: Any, records: PyTree) -> tuple[PyTree, Any]:
+    return run(state, _of_numbers(lambda leaf: leaf - leaf.mean(axis=0), records))
+
+
+def _mean_of_two_releases(run: _Run, state: Any, records: PyTree) -> tuple[PyTree, Any]:
+    two = [
+        run(_with_keys(state, lambda key, i=i: jax.random.fold_in(key, i)), records)  # type: ignore[misc]
+        for i in range(2)
+    ]
+    return jax.tree.map(lambda a, b: (a + b) / 2, *(released for released, _ in two)), two[0][1]
+
+
+def _same_key_in_every_call(run: _Run, state: Any, records: PyTree) -> tuple[PyTree, Any]:
+    return run(_with_keys(state, _constant), records)
+
+
+def _key_not_advanced(run: _Run, state: Any, records: PyTree) -> tuple[PyTree, Any]:
+    released, after = run(state, records)
+    kept = jax.tree.map(
+        lambda new, old: old if is_key(new) or is_raw_key(new) else new, after, state
+    )
+    return released, kept
+
+
+def _sum_beside_the_release(run: _Run, state: Any, records: PyTree) -> tuple[PyTree, Any]:
+    released, after = run(state, records)
+    return (released, _of_numbers(lambda leaf: leaf.sum(axis=0), records)), after
+
+
+def _over_the_number_of_records(run: _Run, state: Any, records: PyTree) -> tuple[PyTree, Any]:
+    released, after = run(state, records)
+    number = max(len(jax.tree.leaves(records)[0]), 1)
+    return jax.tree.map(lambda leaf: leaf / number, released), after
+
+
+def _nothing_of_no_records(run: _Run, state: Any, records: PyTree) -> tuple[PyTree, Any]:
+    if len(jax.tree.leaves(records)[0]):
+        return run(state, records)
+    one = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), records)
+    released, _ = jax.eval_shape(run, state, one)
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), released), state
+
+
+# Of any step; of one that takes any number of records, under add/remove; and of a loop's.
+_OF_ANY = {
+    "every record twice": _every_record_twice,
+    "records less their mean": _records_less_their_mean,
+    "mean of two releases": _mean_of_two_releases,
+    "same key in every call": _same_key_in_every_call,
+    "sum beside the release": _sum_beside_the_release,
+}
+_OF_ANY_NUMBER = {
+    "over the number of records": _over_the_number_of_records,
+    "nothing of no records": _nothing_of_no_records,
+}
+_OF_LOOPS = {"key not advanced": _key_not_advanced}
+# What must catch them: `check_step`, or else `check_program`.
+_CAUGHT_BY = {"nothing of no records": "program"}
+
+
+def planted_in(
+    step: Step, *, is_loop: bool, adjacency: Adjacency, any_number: bool = True
+) -> dict[str, Step]:
+    """Returns wrong versions of a user's own step, by what is wrong, each called as the step.
+
+    A test of the step must fail with each of them.
+
+    Args:
+      step: ``step(key, records) -> released``, or of a loop ``step(state, records) -> (released,
+        state)``, in JAX; as for `dpjax.audit.check_step`.
+      is_loop: whether it is the step of a loop.
+      adjacency: under ``"add_remove"`` to depend on the number of records is wrong as well.
+      any_number: whether it takes any number of records; else they are not counted twice either.
+
+    >>> wrong = planted_in(lambda key, x: x.sum(0), is_loop=False, adjacency="zero_out")
+    >>> list(wrong)[:2], wrong["every record twice"](None, jnp.ones((3, 1))).item()
+    (['every record twice', 'records less their mean'], 6.0)
+    """
+    check_adjacency(adjacency)
+
+    def run(state: Any, records: PyTree) -> tuple[PyTree, Any]:
+        return step(state, records) if is_loop else (step(state, records), None)
+
+    def version(bug: Callable[..., tuple[PyTree, Any]]) -> Step:
+        def wrong(state: Any, records: PyTree) -> Any:
+            returned = bug(run, state, records)
+            return returned if is_loop else returned[0]
+
+        return wrong
+
+    bugs = dict(_OF_ANY)
+    if not any_number:
+        bugs.pop("every record twice")
+    elif adjacency == "add_remove":
+        bugs |= _OF_ANY_NUMBER
+    if is_loop:
+        bugs |= _OF_LOOPS
+    return {name: version(bug) for name, bug in bugs.items()}
+
+
+def check_own(
+    key: PRNGKey,
+    step: Step,
+    records: PyTree,
+    mechanism: SubsampledGaussian | Gaussian,
+    *,
+    init: Callable[[PRNGKey], Any] | None = None,
+    null_record: PyTree | None = None,
+    num_runs: int | None = 2_000,
+) -> list[Result]:
+    """Applies the checks to a user's own step, and to versions of it with a planted bug each.
+
+    The checks are `dpjax.audit.check_step` and `dpjax.audit.check_program`. The step passes if no
+    check objects; that they object to the planted bugs shows that they would have seen them in it.
+
+    Args:
+      key: of the checks.
+      step, records, mechanism, init, null_record, num_runs: as for `dpjax.audit.check_step`.
+
+    Returns:
+      First the result of the step, of number zero; then that of each bug of `planted_in`. All of
+      them must be right (`Result.is_right`): no check objects to the step, and one to each bug. It
+      takes a minute or two, most of it to compile.
+    """
+    versions = planted_in(
+        step,
+        is_loop=init is not None,
+        adjacency=mechanism.adjacency,
+        any_number=null_record is None,
+    )
+    results = []
+    for number, (name, version) in enumerate([("your step", step), *versions.items()]):
+        case = StepOfRecords(version, records, mechanism, init, num_runs, null_record)
+        found = objections(jax.random.fold_in(key, number), case)
+        expected = _CAUGHT_BY.get(name, "property") if number else ""
+        results.append(Result(number, name, expected, found))
+    return results

@@ -34,6 +34,8 @@ _STEPS = 10
 # Of releases that no program has together, some milliseconds each: few, so that ratios are lower.
 _HOST_RUNS = 1_000
 _CANDIDATES = 30
+# Of releases that are told apart by a rare one.
+_RUNS_OF_RARE = 40_000
 # Records at both candidates of a median, and between them: so many that the interval's ends are
 # selected with near certainty.
 _MEDIAN_RECORDS, _MEDIAN_MIDDLE = (5, 4), 1_000
@@ -125,6 +127,7 @@ def _selection(kind: Any) -> Callable[[float], Attack]:
             1.0 - first,
             first,
             score=lambda selected: selected == 0,
+            num_runs=_RUNS_OF_RARE,
             least_ratio=HALF,
         )
 
@@ -285,6 +288,7 @@ def _posterior_sample(epsilon: float) -> Attack:
         np.zeros(1),
         np.ones(1),
         score=lambda params: params < small,
+        num_runs=_RUNS_OF_RARE,
         least_ratio=HALF,
     )
 

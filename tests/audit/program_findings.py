@@ -61,10 +61,7 @@ FINDINGS = {
         "jnp.real(jnp.cos(1j * x)).",
     ),
     "wrong_sorted_with_another": ("no bound is found", "jax.lax.sort_key_val(jax.n"),
-    "wrong_one_record_for_many": (
-        "the check does not follow squeeze",
-        "jnp.clip(x[0], -1, 1).sum(",
-    ),
+    "wrong_one_record_for_many": ("the noise multiplier is 0.275", "jnp.clip(x[0], -1, 1).sum("),
     "wrong_labels_counted_twice": ("no more than 0.3175", "counts.sum(0) + Z * normal"),
     "wrong_histogram_with_less_noise": ("no more than 0.55", "jax.nn.one_hot(y, 3).sum(0"),
     "wrong_products_not_clipped": ("no bound is found", "x.T @ x + Z * normal(key,"),
