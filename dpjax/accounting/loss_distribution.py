@@ -333,7 +333,9 @@ def grid_from_profiles(
     def masses(own: Array, epsilons: Array, other: Array) -> GridMasses:
         # Delta at -epsilons follows from that of the other direction at epsilons.
         below_zero = np.exp(-epsilons) * other - np.expm1(-epsilons)
-        return connect_dots(interval, 1 - epsilons.size, np.concatenate([below_zero[:0:-1], own]))
+        deltas = np.concatenate([below_zero[:0:-1], own])
+        # No delta rises, so that an upper bound is one at larger epsilons, too.
+        return connect_dots(interval, 1 - epsilons.size, np.minimum.accumulate(deltas))
 
     remove = masses(removed, below, added)
     return GridLosses(remove, None if addition is None else masses(added, above, removed))

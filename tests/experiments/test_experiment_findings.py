@@ -523,7 +523,9 @@ CASES = {
         (
             {},
             "not compared",
-            r"0\.00 to 1\.24 below that of Rényi.*89\.[78] % \(geometric, mean 8\)",
+            r"0\.00 to 1\.24 below that of Rényi.*90\.[12] % \(geometric, mean 8\)",
+            r"as its abscissa.*3\.56 and 3\.706 \(geometric\), 3\.38 and 4\.943 \(Poisson\)",
+            "!scattering",
         ),
         (
             {
@@ -532,6 +534,11 @@ CASES = {
             },
             "not compared",
             r"to 2\.00 below.*12\.3 % \(one candidate\)",
+        ),
+        (
+            {("figure 7: geometric", "certified", "ε, source's run"): 3.2121},
+            "not compared",
+            r"3\.56 and 3\.213 \(geometric\)",
         ),
     ],
     "course.local": [

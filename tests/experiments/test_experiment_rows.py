@@ -186,7 +186,7 @@ ROWS = {
     ),
     "training.tuned": (
         "search: geometric, mean 8",
-        {"pool": 4, "num_steps": 10, "searches": 100},
+        {"pool": 4, "num_steps": 10},
         {},
     ),
     "course.differencing": ("sum", {"entries": 100}, {}),

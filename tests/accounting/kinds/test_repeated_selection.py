@@ -126,6 +126,14 @@ def _delta(selected, reference, epsilons):
     return np.maximum(excess, 0.0).sum(-1)
 
 
+def test_bounds_of_many_runs_on_average():
+    """One order's bound at zero is above what the other's gives below zero."""
+    event = best_of(poisson(0.9, 1024 / 60_000, 293), 620_000.0, 0.0)
+    lower, upper = epsilon_bounds(event, DELTA, adjacency="zero_out")
+    by_renyi = epsilon(event, DELTA, adjacency="zero_out", method="rdp")
+    assert 4.5 < lower < upper < by_renyi
+
+
 @pytest.mark.parametrize("shape", [0.0, 1.0, math.inf])
 def test_no_order_exceeds_the_bound(shape):
     """All orders of randomised response with three answers, each answer cut in two."""
