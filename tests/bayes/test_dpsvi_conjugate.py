@@ -6,11 +6,9 @@ the records with Gaussian noise: of T full batches at the noise multiplier sigma
 sqrt(T), at the same epsilon. `conjugate.noise_aware_posterior` of that release is the oracle.
 """
 
-from dataclasses import replace
 from functools import cache
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
