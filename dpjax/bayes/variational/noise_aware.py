@@ -536,6 +536,14 @@ class MeanFieldPosterior(NoiseAwarePosterior):
         latents = find_sites(self.svi.model, self.model_args).latents
         return {name: jnp.swapaxes(draws[name], 0, 1) for name in latents}
 
+    def __str__(self) -> str:
+        return (
+            f"{super().__str__()}\n- not included: correlations, which a guide of independent normals"
+            " cannot represent. Where parameters are correlated, as the weights of correlated"
+            " features, intervals may be too short and no check shows it: AutoMultivariateNormal, for"
+            " up to 100 latent variables"
+        )
+
 
 def draw_prior_means(
     svi: "DPSVI",
