@@ -1,7 +1,7 @@
-"""Coverage of noise-aware posteriors of DPSVI in conjugate families.
+"""Coverage of noise-aware posteriors of DPSVI in conjugate families, and on Adult.
 
-``python -m experiments run bayes_noise_aware``: three minutes on two CPU cores in the quick
-profile, an hour in the paper profile. The data are simulated.
+``python -m experiments run bayes_noise_aware``: four minutes on two CPU cores in the quick
+profile, an hour and a half in the paper profile. The data are simulated, but for those of Adult.
 """
 
 import dataclasses
@@ -20,11 +20,14 @@ import numpyro.distributions as dist
 import optax
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from numpyro.infer import init_to_median
 from numpyro.infer.autoguide import AutoNormal
 
 import dpjax
+from dpjax._typing import PRNGKey
 from dpjax.bayes import DPSVI
 from dpjax.bayes.variational import DPSVIResult
+from experiments.bayes import noise_aware_adult as adult
 from experiments.lib.figures import CERTIFIED, MEASURED, PALETTE, new_figure
 from experiments.lib.plots import draw_by_row, legend_below
 from experiments.lib.registry import Finding, Record, Result, Row, RowContext
@@ -36,6 +39,7 @@ Draws = dict[str, Array]
 _LEVEL = 0.95
 _NUM_DRAWS = 2_000
 _TRIALS = 1_000  # of one binomial record
+_NUM_FEATURES = 10  # of the regression, beside its intercept
 _BURN_IN = 0.2
 _STYLES = {
     "not private": (MEASURED, "x"),
@@ -46,6 +50,8 @@ _STYLES = {
 _COMPARED = ("noise-aware", "averaged iterate", "last iterate")
 _FEW_CLIPPED = 1.0  # percent
 _UNCLIPPED = 8.0  # a bound that few records of the exponential family exceed
+_UNCLIPPED_REGRESSION = 100.0  # five root mean squares of the regression's gradients
+_ADULT, _ADULT_CLIP, _ADULT_RATE = "Adult", 8.0, 0.01  # with the learning rate of Adam
 _LARGEST_MULTIPLIER = 80.0  # of the noise, at the largest learning rate
 
 
@@ -58,12 +64,15 @@ class Family:
       l2_clip: the published clip bound.
       simulate: parameters drawn from the prior by name, and the records.
       posterior: draws of the exact posterior of the parameters that are compared.
+      learning_rate: of Adam, from the prior's medians, where parameters differ in their curvature;
+        ``None`` for SGD, whose rate follows from the bound.
     """
 
     model: Callable[..., None]
     l2_clip: float
     simulate: Callable[[np.random.Generator, int], tuple[Draws, tuple[Array, ...]]]
     posterior: Callable[[np.random.Generator, tuple[Array, ...]], Draws]
+    learning_rate: float | None = None
 
 
 def _exponential(y: jax.Array) -> None:
@@ -117,11 +126,40 @@ def _categories_posterior(rng: np.random.Generator, records: tuple[Array, ...]) 
     return {"p": rng.dirichlet(5.0 + np.bincount(records[0], minlength=3), _NUM_DRAWS)}
 
 
+def _regression(x: jax.Array, y: jax.Array) -> None:
+    variance = numpyro.sample("variance", dist.InverseGamma(20.0, 0.5))
+    prior = dist.Normal(0, 2 * jnp.sqrt(variance)).expand([x.shape[1]]).to_event(1)
+    weights = numpyro.sample("weights", prior)
+    with numpyro.plate("records", len(y)):
+        numpyro.sample("y", dist.Normal(x @ weights, jnp.sqrt(variance)), obs=y)
+
+
+def _simulate_regression(rng: np.random.Generator, num: int) -> tuple[Draws, tuple[Array, ...]]:
+    variance = np.asarray(0.5 / rng.gamma(20.0))
+    weights = 2 * np.sqrt(variance) * rng.normal(size=1 + _NUM_FEATURES)
+    x = np.column_stack([np.ones(num), rng.normal(size=(num, _NUM_FEATURES))])
+    y = x @ weights + np.sqrt(variance) * rng.normal(size=num)
+    return {"weights": weights, "variance": variance}, (x, y)
+
+
+def _regression_posterior(rng: np.random.Generator, records: tuple[Array, ...]) -> Draws:
+    x, y = records
+    precision = x.T @ x + np.eye(x.shape[1]) / 4
+    mean = np.linalg.solve(precision, x.T @ y)
+    scale = 0.5 + (y @ y - mean @ precision @ mean) / 2
+    variance = scale / rng.gamma(20.0 + len(y) / 2, size=_NUM_DRAWS)
+    normals = rng.normal(size=(_NUM_DRAWS, x.shape[1])) @ np.linalg.inv(
+        np.linalg.cholesky(precision)
+    )
+    return {"weights": mean + np.sqrt(variance)[:, None] * normals, "variance": variance}
+
+
 FAMILIES = {
     "exponential": Family(_exponential, 2.0, _simulate_exponential, _exponential_posterior),
     "Bernoulli": _binomial(1),
     "binomial": _binomial(_TRIALS),
     "categorical": Family(_categories, math.sqrt(2), _simulate_categories, _categories_posterior),
+    "regression": Family(_regression, 260.0, _simulate_regression, _regression_posterior, 0.01),
 }
 
 
@@ -158,7 +196,6 @@ class Settings(RunSettings):
 
     family: str
     delta: float = 1e-5
-    num_data_sets: int = 24
 
 
 def coverage(draws: Array, truth: Array, level: float) -> tuple[Array, Array]:
@@ -172,14 +209,17 @@ def inference(settings: Settings) -> DPSVI:
     """Returns DPSVI by SGD whose scale and rates follow from bound and number of records."""
     # With a clip bound of three root mean squares of records' gradients this is the posterior's
     # standard deviation; a step goes a tenth of the way to the optimum, or less with much noise.
+    family = FAMILIES[settings.family]
     scale = 3 / (settings.l2_clip * math.sqrt(settings.num_examples))
     less = min(1.0, _LARGEST_MULTIPLIER / float(np.max(settings.mechanism.noise_multiplier)))
     optimizer = optax.partition(
         {"loc": optax.sgd(0.1 * less * scale**2), "scale": optax.sgd(0.1 * less**2 * scale)},
         lambda params: {name: name.rpartition("_")[2] for name in params},
     )
-    model = FAMILIES[settings.family].model
-    guide = AutoNormal(model, init_scale=scale)
+    model, guide = family.model, AutoNormal(family.model, init_scale=scale)
+    if family.learning_rate is not None:
+        optimizer = optax.adam(family.learning_rate)
+        guide = AutoNormal(model, init_loc_fn=init_to_median, init_scale=0.01)
     return DPSVI(model, guide, optimizer, mechanism=settings.mechanism, gradient="aligned")
 
 
@@ -209,24 +249,30 @@ def fit(settings: Settings, number: int) -> Fit:
     key, draw_key = jax.random.split(jax.random.key(1_000_000 * settings.seed + number))
     result = svi.run(key, *records, progress_bar=False)
 
+    found, num_problems = _draw(result, draw_key)
+    found["not private"] = family.posterior(rng, records)
+    return Fit(truth, records, found, num_problems, result)
+
+
+def _draw(result: DPSVIResult, key: PRNGKey) -> tuple[dict[str, Draws], int]:
+    """Draws from the posteriors of a run, by method, and how many checks of the trace failed."""
     # The guide at the last iterate, around the average of the means, and noise-aware.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # problems are counted
         aware = result.noise_aware_posterior(burn_in=_BURN_IN)
-    averages = result.averaged_params(burn_in=_BURN_IN)
+        averages = result.averaged_params(burn_in=_BURN_IN)
     means = {name: averages[name] for name in aware.fits}
     averaged = dataclasses.replace(result, params={**result.params, **means})
     draws: dict[str, Any] = {
-        "noise-aware": aware.posterior_samples(draw_key, _NUM_DRAWS),
-        "last iterate": result.posterior_samples(draw_key, _NUM_DRAWS),
-        "averaged iterate": averaged.posterior_samples(draw_key, _NUM_DRAWS),
+        "noise-aware": aware.posterior_samples(key, _NUM_DRAWS),
+        "last iterate": result.posterior_samples(key, _NUM_DRAWS),
+        "averaged iterate": averaged.posterior_samples(key, _NUM_DRAWS),
     }
     found = {
         method: {name: np.asarray(each[0], float) for name, each in values.items()}
         for method, values in draws.items()
     }
-    found["not private"] = family.posterior(rng, records)
-    return Fit(truth, records, found, len(aware.problems), result)
+    return found, len(aware.problems)
 
 
 def rows(profile: str) -> list[Row]:
@@ -234,23 +280,41 @@ def rows(profile: str) -> list[Row]:
     clips = [
         (name, family.l2_clip)
         for name, family in FAMILIES.items()
-        if profile == "paper" or name != "binomial"
+        if profile == "paper" or name not in ("binomial", "regression")
     ]
     clips.insert(1, ("exponential", _UNCLIPPED))
+    clips.append(("regression", _UNCLIPPED_REGRESSION))
     points = [
-        {"family": name, "l2_clip": clip, **point}
+        {"family": name, "l2_clip": clip, "num_data_sets": num, **point}
         for name, clip in clips
+        for num in [400 if profile == "paper" else 8 if name == "regression" else 24]
         for point in grid(epsilon=epsilons)
     ]
-    changes = {"num_data_sets": 400} if profile == "paper" else {}
-    return [
-        Row(row.name, dataclasses.asdict(Settings(**row.settings)), row.source)
-        for row in make_rows("{family}, C = {l2_clip:.3g}, ε = {epsilon:g}", points, changes)
+    settings = [
+        (row.name, Settings(**row.settings))
+        for row in make_rows("{family}, C = {l2_clip:.3g}, ε = {epsilon:g}", points)
     ]
+    num_runs = 20 if profile == "paper" else 4
+    settings += [
+        (
+            f"{_ADULT}, ε = {epsilon:g}",
+            Settings(
+                family=_ADULT,
+                l2_clip=_ADULT_CLIP,
+                epsilon=epsilon,
+                num_data_sets=num_runs,
+                num_examples=26_048,
+            ),
+        )
+        for epsilon in epsilons
+    ]
+    return [Row(name, dataclasses.asdict(each), {}) for name, each in settings]
 
 
 def run_row(row: Row, context: RowContext) -> Result:
     settings = Settings(**row.settings)
+    if settings.family == _ADULT:
+        return _run_adult(settings)
     fits = [fit(settings, number) for number in range(settings.num_data_sets)]
 
     # Of each method the coverage of all parameters, and the length of their intervals.
@@ -284,7 +348,58 @@ def run_row(row: Row, context: RowContext) -> Result:
     )
 
 
+def _run_adult(settings: Settings) -> Result:
+    """Private runs on one data set, beside NUTS without privacy."""
+    train, test, note = adult.data()
+    settings = dataclasses.replace(settings, num_examples=len(train.y))
+    svi = DPSVI(
+        adult.model,
+        AutoNormal(adult.model, init_scale=0.02),
+        optax.adam(_ADULT_RATE),
+        mechanism=settings.mechanism,
+        gradient="aligned",
+        release_clipped_share=True,
+    )
+
+    # Of each run and method, intervals beside those of NUTS, and predictions of the test records.
+    without = adult.draws_of_nuts()
+    mean = without.mean(0)
+    _, usual = coverage(without, mean, _LEVEL)
+    found: dict[str, list[tuple[Array, Array, float]]] = {method: [] for method in _COMPARED}
+    shares, warned = [], []
+    for number in range(settings.num_data_sets):
+        key, draw_key = jax.random.split(jax.random.key(1_000_000 * settings.seed + number))
+        result = svi.run(key, *train, progress_bar=False)
+        draws, num_problems = _draw(result, draw_key)
+        for method, each in found.items():
+            weights = draws[method]["weights"]
+            inside, lengths = coverage(weights, mean, _LEVEL)
+            each.append((inside, lengths / usual, adult.calibration_error(weights, test)))
+        report = svi.clipping_report(jax.random.key(0), result.state, *train)
+        shares.append(float(report.share_clipped))
+        warned.append(num_problems > 0)
+
+    measured: dict[str, Any] = {}
+    for method, each in found.items():
+        inside, ratios, errors = map(np.array, zip(*each, strict=True))
+        measured[f"{method}, has the mean of NUTS %"] = percent(inside)
+        measured[f"{method}, length over not private"] = float(np.median(ratios))
+        measured[f"{method}, calibration error %"] = float(errors.mean())
+    measured["not private, calibration error %"] = adult.calibration_error(without, test)
+    measured["records clipped %"] = 100 * float(np.mean(shares))
+    measured["runs with a warning %"] = percent(warned)
+
+    certificate = svi.mechanism.certificate(settings.delta)
+    return Result(
+        measured=measured,
+        certified={"ε": certificate.epsilon},
+        note=f"{note} The certified ε is that of one run. Seeded keys: the noise is reproducible.",
+        certificate=str(certificate),
+    )
+
+
 def figures(records: Sequence[Record]) -> dict[str, Figure]:
+    records = [record for record in records if record.settings["family"] != _ADULT]
     figure, (coverages, lengths) = new_figure(columns=2, width=11.0, height=5.8)
     for axes, methods, what in (
         (coverages, tuple(_STYLES), "coverage %"),
@@ -301,6 +416,8 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
 
 
 def finding(records: Sequence[Record]) -> Finding:
+    of_adult = [record for record in records if record.settings["family"] == _ADULT]
+    records = [record for record in records if record not in of_adult]
     few = [record for record in records if record.measured["records clipped %"] < _FEW_CLIPPED]
     many = [record for record in records if record not in few]
     parts = ["The source shows coverage as curves"]
@@ -315,4 +432,17 @@ def finding(records: Sequence[Record]) -> Finding:
                 f" intervals cover {min(aware):.1f} to {max(aware):.1f} % of the parameters, those"
                 f" of the last iterate {min(last):.1f} to {max(last):.1f} %"
             )
+    if of_adult:
+        (aware, last), (error, usual) = (
+            [max(column(of_adult, f"{method}, {what} %")) for method in methods]
+            for methods, what in (
+                (("noise-aware", "last iterate"), "has the mean of NUTS"),
+                (("noise-aware", "not private"), "calibration error"),
+            )
+        )
+        parts.append(
+            f"on Adult up to {aware:.0f} % of noise-aware intervals, and {last:.0f} % of those of"
+            " the last iterate, have the posterior mean without privacy in them, and predictions"
+            f" have a calibration error of up to {error:.1f} %, without privacy {usual:.1f} %"
+        )
     return Finding("not compared", "; ".join(parts) + ".")

@@ -236,13 +236,18 @@ def test_no_problem_where_nothing_is_clipped():
 
 
 @pytest.mark.slow
-def test_nothing_is_said_of_what_is_not_released():
-    """Power of the two tests above: the same run without the entry is silent."""
+def test_a_share_that_is_not_released_is_not_stated():
+    """Power of the two tests above: the same run without the entry knows the bound alone."""
     aware, share, warned = posterior(2.0, share=False)
     assert share > 0.05
     assert aware.clipped is None
-    assert not any("clipped" in each for each in warned)
+    assert not any("of the records are clipped" in each for each in warned)
+    assert any("release_clipped_share=True of DPSVI shows" in each for each in warned)
     assert "not released" in str(aware)
+
+    aware, _, warned = posterior(12.0, share=False)
+    assert aware.clipped is None
+    assert not any("clip" in each for each in warned)
 
 
 def test_share_below_its_noise_is_not_certain():

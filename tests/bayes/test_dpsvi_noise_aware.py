@@ -1,5 +1,6 @@
 """Noise-aware posteriors of DPSVI: the trace, the regression on it, coverage, and its checks."""
 
+import re
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -28,7 +29,9 @@ from dpjax.bayes.variational.gradient_trace import (
 )
 from dpjax.bayes.variational.noise_aware import (
     MeanFieldPosterior,
+    find_conflicts,
     find_problems,
+    find_small_clip,
     fit_optimum,
     moves_by_priors,
 )
@@ -433,6 +436,47 @@ def test_problem_of_priors_that_are_not_linear_is_found(move, is_found):
     assert (
         any("the priors of 1 of 1 coordinates is not linear" in each for each in found) == is_found
     )
+
+
+# Estimates beside the prior, and the clip bound beside the curvature.
+
+
+@pytest.mark.parametrize("prior", [stats.norm, stats.t(3), stats.cauchy, stats.halfcauchy], ids=str)
+def test_estimates_drawn_from_the_prior_are_no_conflict(prior):
+    """At most 2 / 1,001 of them are beyond all draws; more than 12 of 2,000 at 1e-3."""
+    rng, size = np.random.default_rng(0), 2_000
+    draws = prior.rvs(size=(1_000, size), random_state=rng)
+    means = prior.rvs(size=size, random_state=rng)
+    found = find_conflicts({"auto_loc": means}, {"auto_loc": draws})
+    assert int(re.search(r"estimates of (\d+) of", found[0])[1] if found else 0) <= 12
+    # Power: where the prior is not.
+    far = np.where(np.arange(size) < size / 2, -1e6, 1e6)
+    (text,) = find_conflicts({"auto_loc": far}, {"auto_loc": draws})
+    assert "of 2000 coordinates are up to" in text
+
+
+def test_priors_without_draws_or_spread_are_no_conflict():
+    means = {"auto_loc": np.array(1e6)}
+    assert find_conflicts(means, None) == ()
+    for constant in (np.zeros(1_000), np.full(1_000, np.inf), np.full(1_000, np.nan)):
+        assert find_conflicts(means, {"auto_loc": constant}) == ()
+
+
+@pytest.mark.parametrize(("l2_clip", "is_found"), [(1.5, True), (2.3, False)])
+def test_clip_bound_that_is_small_beside_the_curvature_is_found(l2_clip, is_found):
+    """The curvature is `NUM`, so gradients have a root mean square of one."""
+    fitted = fit(simulate(jax.random.key(3), 0.01, decay=0.2)[3], 0.01)
+    found = [
+        bool(find_small_clip({"auto_loc": first_of(fitted, index)}, l2_clip, NUM))
+        for index in range(200)
+    ]
+    assert np.mean(found) == float(is_found)
+
+
+def test_clip_bound_beside_an_unknown_curvature_is_not_judged():
+    fitted = first_of(fit(simulate(jax.random.key(3), 20.0)[3], 20.0))
+    unknown = fitted._replace(slope=np.array(NUM), slope_std=np.array(NUM / 2))
+    assert find_small_clip({"auto_loc": unknown}, 0.1, NUM) == ()
 
 
 # Runs of DPSVI.

@@ -56,9 +56,9 @@ bayes.coverage coverage 0 | exact | * > settings > num_examples | * > measured >
 bayes.coverage coverage 1 | noise-aware | * > settings > num_examples | * > measured > noise-aware, predictions %
 bayes.coverage coverage 1 | naive | * > settings > num_examples | * > measured > naive, predictions %
 bayes.coverage coverage 1 | exact | * > settings > num_examples | * > measured > exact, predictions %
-bayes.noise_aware coverage 0 | noise-aware | * > measured > noise-aware, coverage % | -
-bayes.noise_aware coverage 0 | last iterate | * > measured > last iterate, coverage % | -
-bayes.noise_aware coverage 1 | noise-aware | * > measured > noise-aware, length over not private | -
+bayes.noise_aware coverage 0 | noise-aware | *C = * > measured > noise-aware, coverage % | -
+bayes.noise_aware coverage 0 | last iterate | *C = * > measured > last iterate, coverage % | -
+bayes.noise_aware coverage 1 | noise-aware | *C = * > measured > noise-aware, length over not private | -
 bayes.models coverage 0 | noise-aware | * > measured > noise-aware, coverage % | -
 bayes.models coverage 0 | guide alone | * > measured > guide alone, coverage % | -
 bayes.gdsc spearman 0 | projected | projected > series > Spearman by ε > 0 | points

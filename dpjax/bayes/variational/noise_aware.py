@@ -19,7 +19,7 @@ slope of the means' gradients gives the scales too, whose own gradients are most
 import abc
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import NormalDist
@@ -47,7 +47,13 @@ from dpjax.bayes.variational.elbo import (
     normal_and_transforms,
 )
 from dpjax.bayes.variational.gradient_trace import TailSums, shift_sums
-from dpjax.bayes.variational.model_args import Leaves, ModelArgs, Values, as_arrays
+from dpjax.bayes.variational.model_args import (
+    Leaves,
+    ModelArgs,
+    ModelArgsSpec,
+    Values,
+    as_arrays,
+)
 from dpjax.bayes.variational.validate import find_sites
 
 if TYPE_CHECKING:
@@ -69,6 +75,11 @@ _CLIPPED_RATIO, _LARGEST_MOVE = 3.0, 0.5
 # Of the move by gradients of priors that are not linear, in posterior standard deviations, and
 # how many iterates it is averaged over.
 _LARGEST_PRIOR_MOVE, _NUM_ITERATES = 1.5, 4_000
+
+# Of an estimate from the prior's median, in standard deviations, beyond all draws of the prior.
+_FARTHEST_FROM_PRIOR = 5.0
+# Of a clip bound over the root mean square norm of gradients: below it many may be clipped.
+_SMALL_CLIP_RATIO = 2.0
 
 _NARROWER_RANGE = (
     "a smaller learning rate, with more steps; or less noise, by a smaller l2_clip (if few records"
@@ -525,53 +536,140 @@ class MeanFieldPosterior(NoiseAwarePosterior):
         latents = find_sites(self.svi.model, self.model_args).latents
         return {name: jnp.swapaxes(draws[name], 0, 1) for name in latents}
 
+    def __str__(self) -> str:
+        return (
+            f"{super().__str__()}\n- not included: correlations, which a guide of independent normals"
+            " cannot represent. Where parameters are correlated, as the weights of correlated"
+            " features, intervals may be too short and no check shows it: AutoMultivariateNormal, for"
+            " up to 100 latent variables"
+        )
 
-def find_priors(
-    fits: dict[str, OptimumFit],
+
+def draw_prior_means(
     svi: "DPSVI",
     model_args: ModelArgs,
     terms: ELBOTerms,
     names: MeanFieldParams,
     params: Values,
-) -> dict[str, tuple[Array, Array]]:
-    """Returns location and scale of the prior where noise hides the posterior's curvature.
+) -> dict[str, Array] | None:
+    """Returns prior draws of the normal variables of a mean-field guide, ``(draws, ...)``.
 
-    Of the others zero and infinity, as of improper priors, which have no limit.
+    By the name of the guide's mean of each; ``None`` if a prior is improper.
     """
-    weak = {loc: ~fit.is_identified for loc, fit in fits.items()}
-    draws = None
-    if any(each.any() for each in weak.values()):
-        draws = draw_prior(svi, model_args)
+    draws = draw_prior(svi, model_args)
     if draws is None:
-        return {
-            loc: (np.zeros(each.shape), np.full(each.shape, np.inf)) for loc, each in weak.items()
-        }
+        return None
     if type(svi.guide) is AutoDiagonalNormal:
-        ((loc, each),) = weak.items()
-        return {loc: prior_range(as_vectors(svi, model_args, draws, each.size), each)}
+        (loc,) = names.locs
+        size = jnp.size(jnp.asarray(params[loc]))
+        return {loc: as_vectors(svi, model_args, draws, size)}
 
-    # Of the normal variables, from which the guide's transformations lead to the sites.
+    # The guide's transformations lead from them to the sites.
     sites = guide_sites(terms, params, model_args.arrays, jax.random.key(0))
-    ranges = {}
+    normals = {}
     for name, loc in zip(names.sites, names.locs, strict=True):
         values = draws[name]
         for transform in reversed(normal_and_transforms(sites[name])[1]):
             values = transform.inv(values)
-        ranges[loc] = prior_range(np.asarray(values, float), weak[loc])
-    return ranges
+        normals[loc] = np.asarray(values, float)
+    return normals
+
+
+def find_priors(
+    fits: dict[str, OptimumFit], draws: dict[str, Array] | None
+) -> dict[str, tuple[Array, Array]]:
+    """Returns location and scale of the prior where noise hides the posterior's curvature.
+
+    Of the others zero and infinity, as of improper priors, which have no limit.
+
+    Args:
+      fits: the regressions, by the name of the guide's means.
+      draws: of the prior, by these names, or ``None`` for an improper prior.
+    """
+    return {
+        loc: (np.zeros(fit.slope.shape), np.full(fit.slope.shape, np.inf))
+        if draws is None
+        else prior_range(draws[loc], ~fit.is_identified)
+        for loc, fit in fits.items()
+    }
+
+
+def find_conflicts(means: dict[str, Array], draws: dict[str, Array] | None) -> tuple[str, ...]:
+    """Returns a problem for each variable with estimates that its prior hardly allows.
+
+    Beyond all draws of the prior, which has a probability of at most 2 / 1,001 for a coordinate
+    drawn from it, and more than five standard deviations from its median.
+
+    Args:
+      means: of the iterates, by the name of the guide's means.
+      draws: of the prior, by these names, ``(draws, ...)``, or ``None`` for an improper prior.
+    """
+    problems = []
+    for name, mean in means.items() if draws is not None else ():
+        each = draws[name]
+        median, scale = prior_range(each, np.ones(mean.shape, bool))
+        distance = np.abs(mean - median) / scale
+        beyond = (mean < each.min(0)) | (mean > each.max(0))
+        far = distance[beyond & (distance > _FARTHEST_FROM_PRIOR)]
+        if far.size:
+            problems.append(
+                f"{name}: estimates of {far.size} of {mean.size} coordinates are up to"
+                f" {far.max():.0f} standard deviations of the prior from its median, where none of"
+                f" {_NUM_PRIOR_DRAWS:,} prior draws is: the run may have found another optimum than"
+                " the posterior's largest, such as components of a mixture in another order, or the"
+                " prior contradicts the records: starting values from the prior's medians"
+                " (init_loc_fn=numpyro.infer.init_to_median of the guide), or another prior"
+            )
+    return tuple(problems)
+
+
+def find_small_clip(
+    fits: dict[str, OptimumFit], l2_clip: float, num_examples: int
+) -> tuple[str, ...]:
+    """Returns a problem if a clip bound is small beside the gradients that the curvature implies.
+
+    The curvature of the log-likelihood is the number of records times the mean square of a record's
+    gradient (the information equality), where the model is right and nothing is clipped. Where
+    records are clipped, both are smaller. Uncertain curvatures count less, by two standard
+    deviations of their sum.
+
+    Args:
+      fits: the regressions, by the name of the guide's means.
+      l2_clip: bound on a record's gradient.
+      num_examples: number of records n.
+    """
+    total = sum(float(fit.slope.sum()) for fit in fits.values())
+    total_std = math.sqrt(sum(float((fit.slope_std**2).sum()) for fit in fits.values()))
+    norm = math.sqrt(max(total - 2 * total_std, 0.0) / num_examples)
+    if l2_clip >= _SMALL_CLIP_RATIO * norm:
+        return ()
+    return (
+        f"l2_clip = {l2_clip:g} is {l2_clip / norm:.1f} times the root mean square norm of the"
+        f" records' gradients, as far as the curvature shows (below {_SMALL_CLIP_RATIO:g} is"
+        " small), so many may be clipped, and intervals do not include what that moves:"
+        " release_clipped_share=True of DPSVI shows whether it does, or a larger l2_clip",
+    )
 
 
 def draw_prior(svi: "DPSVI", model_args: ModelArgs) -> dict[str, jax.Array] | None:
     """Returns 1,000 prior draws of the latent variables; ``None`` if a prior is improper."""
-    args, kwargs = model_args.spec.constant_args(model_args.arrays)
-    latents = list(find_sites(svi.model, model_args).latents)
-    prior = Predictive(svi.model, num_samples=_NUM_PRIOR_DRAWS, return_sites=latents)
+    latents = tuple(find_sites(svi.model, model_args).latents)
     with warnings.catch_warnings():  # constant records need not be in the support of a site
         warnings.filterwarnings("ignore", ".*Out-of-support values")
         try:
-            draws: dict[str, jax.Array] = prior(jax.random.key(0), *args, **kwargs)
+            return _draw_sites(svi.model, model_args.spec, latents, model_args.arrays)
         except NotImplementedError:  # an improper prior has no draws
             return None
+
+
+@partial(jax.jit, static_argnames=("model", "spec", "latents"))
+def _draw_sites(
+    model: Callable[..., object], spec: ModelArgsSpec, latents: tuple[str, ...], arrays: Leaves
+) -> dict[str, jax.Array]:
+    """Prior draws of some sites, compiled once for a model."""
+    args, kwargs = spec.constant_args(arrays)
+    prior = Predictive(model, num_samples=_NUM_PRIOR_DRAWS, return_sites=list(latents))
+    draws: dict[str, jax.Array] = prior(jax.random.key(0), *args, **kwargs)
     return draws
 
 
@@ -579,14 +677,23 @@ def as_vectors(
     svi: "DPSVI", model_args: ModelArgs, draws: dict[str, jax.Array], size: int
 ) -> Array:
     """Returns prior draws as unconstrained vectors of a guide that has one, ``(draws, size)``."""
-    args, kwargs = model_args.spec.constant_args(model_args.arrays)
     with warnings.catch_warnings():  # constant records need not be in the support of a site
         warnings.filterwarnings("ignore", ".*Out-of-support values")
-        unconstrained = jax.vmap(partial(unconstrain_fn, svi.model, args, kwargs))(draws)
+        unconstrained = _unconstrain(svi.model, model_args.spec, draws, model_args.arrays)
     vectors, guide = np.zeros((_NUM_PRIOR_DRAWS, size)), cast(Any, svi.guide)
     for name, positions in guide._unpack_latent(np.arange(size)).items():
         vectors[:, np.ravel(positions)] = unconstrained[name].reshape(_NUM_PRIOR_DRAWS, -1)
     return vectors
+
+
+@partial(jax.jit, static_argnames=("model", "spec"))
+def _unconstrain(
+    model: Callable[..., object], spec: ModelArgsSpec, draws: dict[str, jax.Array], arrays: Leaves
+) -> dict[str, jax.Array]:
+    """Draws without constraints, compiled once for a model."""
+    args, kwargs = spec.constant_args(arrays)
+    values: dict[str, jax.Array] = jax.vmap(partial(unconstrain_fn, model, args, kwargs))(draws)
+    return values
 
 
 def prior_range(draws: Array, use: npt.NDArray[np.bool_]) -> tuple[Array, Array]:
@@ -598,7 +705,8 @@ def prior_range(draws: Array, use: npt.NDArray[np.bool_]) -> tuple[Array, Array]
       draws: ``(draws, ...)``.
       use: of which coordinates, ``(...)``.
     """
-    low, median, high = np.quantile(draws, [0.16, 0.5, 0.84], axis=0)
+    with np.errstate(invalid="ignore"):  # of infinite draws
+        low, median, high = np.quantile(draws, [0.16, 0.5, 0.84], axis=0)
     use = use & np.isfinite(low) & np.isfinite(high) & (high > low)
     return np.where(use, median, 0.0), np.where(use, (high - low) / 2, np.inf)
 

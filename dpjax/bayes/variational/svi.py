@@ -56,8 +56,11 @@ from dpjax.bayes.variational.noise_aware import (
     NoiseAwarePosterior,
     as_vectors,
     draw_prior,
+    draw_prior_means,
+    find_conflicts,
     find_priors,
     find_problems,
+    find_small_clip,
     fit_optimum,
     move_by_loss,
     moves_by_priors,
@@ -251,7 +254,9 @@ class DPSVIResult(RunResult):
           A `NoiseAwarePosterior`, with ``posterior_samples`` and ``predict``: a
           `MeanFieldPosterior` or a `FullCurvaturePosterior`. A warning is given for each of its
           ``problems``: curvature not identified, not settled, gradients not linear over the tail or
-          over the range of the iterates; with ``release_clipped_share`` also moved by clipping.
+          over the range of the iterates, estimates that the prior hardly allows; with
+          ``release_clipped_share`` moved by clipping, without it a clip bound that is small beside
+          the gradients that the curvature implies.
 
         Privacy:
           Post-processing of what the run released: no further cost.
@@ -342,16 +347,27 @@ class DPSVIResult(RunResult):
             move_of_all = move_by_loss(fits, planned.sampling.num_examples * bound, lengths)
             clipped = ClippedShare(float(share), float(share_std), move_of_all)
 
-        problems = find_problems(fits, moves, clipped, of_draws=names is None)
+        # Prior draws, unconstrained, and how far estimates are from them.
+        if names is None:
+            draws = draw_prior(self.svi, self.model_args)
+            vectors = None
+            if draws is not None:
+                vectors = as_vectors(self.svi, self.model_args, draws, len(covariance))
+            normals = None if vectors is None else {LATENTS: vectors}
+            conflicts = find_conflicts({LATENTS: curvature.mean}, normals)
+        else:
+            normals = draw_prior_means(self.svi, self.model_args, terms, names, params)
+            conflicts = find_conflicts({loc: fit.mean for loc, fit in fits.items()}, normals)
+
+        problems = find_problems(fits, moves, clipped, of_draws=names is None) + conflicts
+        if clipped is None:
+            l2_clip = total_l2_clip(planned.l2_clip)
+            problems += find_small_clip(fits, l2_clip, planned.sampling.num_examples)
         for problem in problems:
             warnings.warn(problem, stacklevel=2)
+
+        # The prior limits draws where the curvature is not identified.
         if names is None:
-            # The prior limits draws in the directions whose curvature is not identified.
-            vectors = None
-            if not curvature.each.is_identified.all():
-                draws = draw_prior(self.svi, self.model_args)
-                if draws is not None:
-                    vectors = as_vectors(self.svi, self.model_args, draws, len(covariance))
             return FullCurvaturePosterior(
                 fits=fits,
                 clipped=clipped,
@@ -359,7 +375,7 @@ class DPSVIResult(RunResult):
                 svi=self.svi,
                 model_args=self.model_args,
                 fit=curvature,
-                prior_draws=vectors,
+                prior_draws=None if curvature.each.is_identified.all() else vectors,
                 terms=terms,
             )
         return MeanFieldPosterior(
@@ -368,7 +384,7 @@ class DPSVIResult(RunResult):
             problems=problems,
             svi=self.svi,
             model_args=self.model_args,
-            priors=find_priors(fits, self.svi, self.model_args, terms, names, params),
+            priors=find_priors(fits, normals),
             names=names,
         )
 
