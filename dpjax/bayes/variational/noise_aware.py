@@ -538,10 +538,10 @@ class MeanFieldPosterior(NoiseAwarePosterior):
 
     def __str__(self) -> str:
         return (
-            f"{super().__str__()}\n- not included: correlations, which a guide of independent normals"
-            " cannot represent. Where parameters are correlated, as the weights of correlated"
-            " features, intervals may be too short and no check shows it: AutoMultivariateNormal, for"
-            " up to 100 latent variables"
+            f"{super().__str__()}\n- not included: correlations, which a guide of independent"
+            " normals cannot represent. Where parameters are correlated, as weights of correlated"
+            " features, intervals may be too short and no check shows it: AutoMultivariateNormal,"
+            " for up to 100 latent variables"
         )
 
 
@@ -604,8 +604,10 @@ def find_conflicts(means: dict[str, Array], draws: dict[str, Array] | None) -> t
       means: of the iterates, by the name of the guide's means.
       draws: of the prior, by these names, ``(draws, ...)``, or ``None`` for an improper prior.
     """
+    if draws is None:
+        return ()
     problems = []
-    for name, mean in means.items() if draws is not None else ():
+    for name, mean in means.items():
         each = draws[name]
         median, scale = prior_range(each, np.ones(mean.shape, bool))
         distance = np.abs(mean - median) / scale
