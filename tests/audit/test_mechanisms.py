@@ -17,7 +17,7 @@ from helpers.quick import slow_except
 
 import dpjax
 from dpjax import audit
-from experiments.audit.cases import CASES, DELTA, FAILING
+from experiments.audit.cases import CASES, DELTA, FAILING, HALF, ON_HOST
 from experiments.audit.one_run import GRADIENTS, LOSSES, audit_run
 
 KEY = jax.random.key(3)
@@ -34,6 +34,13 @@ def test_an_honest_mechanism_is_audited_and_half_of_its_noise_refuted(name):
     assert not honest.is_refuted
     assert attack.least_ratio <= honest.epsilon / honest.certificate.epsilon <= 1
     assert attack.report(KEY, factor=attack.refuted_factor).is_refuted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ON_HOST])
+def test_half_of_an_epsilon_of_one_is_found(name):
+    report = CASES[name](1.0).report(KEY)
+    assert HALF <= report.epsilon / report.certificate.epsilon <= 1
 
 
 @pytest.mark.slow
