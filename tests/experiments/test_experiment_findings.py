@@ -545,6 +545,11 @@ CASES = {
             "not compared",
             r"3\.56 and 3\.213 \(geometric\)",
         ),
+        (
+            {},
+            "paper: not compared",
+            r"scattering features of MNIST has 98\.40 % at a certified ε of 2\.995",
+        ),
     ],
     "course.local": [
         ({}, "reproduced", "18 of 18"),
