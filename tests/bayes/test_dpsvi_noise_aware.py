@@ -441,7 +441,11 @@ def test_problem_of_priors_that_are_not_linear_is_found(move, is_found):
 # Estimates beside the prior, and the clip bound beside the curvature.
 
 
-@pytest.mark.parametrize("prior", [stats.norm, stats.t(3), stats.cauchy, stats.halfcauchy], ids=str)
+@pytest.mark.parametrize(
+    "prior",
+    [stats.norm, stats.t(3), stats.cauchy, stats.halfcauchy],
+    ids=["normal", "t", "Cauchy", "half-Cauchy"],
+)
 def test_estimates_drawn_from_the_prior_are_no_conflict(prior):
     """At most 2 / 1,001 of them are beyond all draws; more than 12 of 2,000 at 1e-3."""
     rng, size = np.random.default_rng(0), 2_000
