@@ -94,9 +94,9 @@ def draw_figures(
 
 
 def save_figure(figure: Figure, path: Path, dpi: int = DPI) -> None:
-    """Writes a PNG file with 128 colours, at a third of its size."""
+    """Writes a PNG file with 256 colours, at 40 % of its size."""
     # Without matplotlib's version in the file, equal figures are equal files.
     figure.savefig(path, dpi=dpi, format="png", metadata={"Software": None})
     with Image.open(path) as image:
-        reduced = image.convert("RGB").quantize(128, dither=Image.Dither.NONE)
+        reduced = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
     reduced.save(path, optimize=True)
