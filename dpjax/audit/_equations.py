@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn, Primitive, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Primitive, Var
 from jax.extend.core import Literal as JaxprLiteral
 
 import dpjax
@@ -76,6 +76,16 @@ def in_one(equation: JaxprEqn) -> JaxprEqn:
     out = aval(equation.outvars[0])
     is_hypot = str(body_of(equation).jaxpr) == _hypot_program(out.shape, out.dtype)
     return equation.replace(primitive=_HYPOT, params={}) if is_hypot else equation
+
+
+def used_equations(jaxpr: Jaxpr) -> set[int]:
+    """The numbers of the equations that an output depends on, or that have effects."""
+    needed, used = set(map(id, jaxpr.outvars)), set()
+    for number, equation in reversed(list(enumerate(jaxpr.eqns))):
+        if equation.effects or any(id(var) in needed for var in equation.outvars):
+            used.add(number)
+            needed.update(map(id, equation.invars))
+    return used
 
 
 def operands_of(equation: JaxprEqn) -> list[Any]:

@@ -37,6 +37,7 @@ from dpjax.audit._equations import (
     loop_counters,
     operands_of,
     outputs_reached,
+    used_equations,
 )
 from dpjax.audit._noise_rules import (
     KEYS,
@@ -774,9 +775,13 @@ class _Analysis:
         def read(atom: Any) -> Value:
             return as_public(atom.val) if isinstance(atom, JaxprLiteral) else values[atom]
 
-        for equation in jaxpr.eqns:
+        used = used_equations(jaxpr)
+        for number, equation in enumerate(jaxpr.eqns):
+            by_position = set(self.by_position)
             outputs = self.apply(equation, [read(atom) for atom in equation.invars])
             values.update(zip(equation.outvars, outputs, strict=True))
+            if number not in used:  # such as the rows of `x[0].shape`
+                self.by_position = by_position
         self.public_vars |= {v for v, value in values.items() if isinstance(value, Public)}
         self.shared_vars |= {v for v, one in values.items() if isinstance(one, Public | Sums)}
         return [read(atom) for atom in jaxpr.outvars]

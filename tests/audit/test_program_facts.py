@@ -3,6 +3,7 @@
 import contextlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from audit.test_program import RIGHT, WRONG, W, X, Y
@@ -44,7 +45,9 @@ class Evaluation(_Analysis):
             if isinstance(atom, Literal):
                 operands.append(np.asarray(atom.val, atom.aval.dtype))
             elif id(value) in self.arrays:
-                operands.append(self.arrays[id(value)][1])
+                array = self.arrays[id(value)][1]
+                if jnp.shape(array) == atom.aval.shape:  # else of the same value in another shape
+                    operands.append(array)
         outputs = super().apply(equation, inputs)
         if len(operands) == len(inputs):
             for value, array in zip(outputs, bind(equation, operands), strict=True):

@@ -1003,7 +1003,9 @@ def quick_first(names):
 
 @pytest.mark.parametrize("name", quick_first(RIGHT))
 def test_right_steps_are_shown(name):
-    found = report(RIGHT[name])
+    # With an odd number of records the last one is left out.
+    adjacency = "zero_out" if name == "fori_microbatches_dynamic" else "add_remove"
+    found = report(RIGHT[name], adjacency=adjacency)
     assert found.verdict == "shown", str(found)
     assert found.noise_multiplier >= Z * (1 - 1e-4)
 

@@ -194,7 +194,7 @@ ROWS = {
     "audit.mechanisms": ("Laplace, ε = 4", {}, {}),
     "accounting.allocation": ("t = 100, σ = 0.6, δ = 0.001", {"draws": 2**20}, {}),
     "training.correlated": (
-        "MNIST, one pass, ε = 8",
+        "Fashion-MNIST, one pass, ε = 8",
         {"num_train": 400, "batch_size": 50, "learning_rates": (1.0, 2.0), "seeds": 2},
         {"load_images": lambda name: few_digits()},
     ),

@@ -98,6 +98,17 @@ def test_few_large_layers_are_inlined(length, parts):
     assert reason.startswith("8 separate parts" if parts > 1 else "dot_general in a stack of 9")
 
 
+def test_no_layers_at_all():
+    def loss(p, x):
+        h, each = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), jnp.sum(h)), x, p)
+        return jnp.sum(h) + jnp.sum(each)
+
+    params, batch = jnp.zeros((0, 256, 256)), jnp.ones((2, 3, 256))
+    found, info = dpjax.clipped_grad(loss, 1.0)(params, batch, None)
+    assert found.shape == (0, 256, 256)
+    assert info.norms.tolist() == [0.0, 0.0]
+
+
 @pytest.mark.parametrize("remat", [False, True], ids=["stored", "remat"])
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 def test_inlined_layers(reverse, remat):

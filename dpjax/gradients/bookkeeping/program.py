@@ -624,15 +624,17 @@ def _inline_calls(
 
 
 def _has_few_layers(equation: JaxprEqn, of_leaves: set[Atom], *, inline_remat: bool) -> bool:
-    """Whether a scan is over few large layers, whose parameters are among ``of_leaves``."""
+    """Whether a scan is over few large layers without loops, their parameters in ``of_leaves``."""
     scan = read_scan(equation)
     arrays = equation.invars[scan.num_consts + scan.num_carry :]
     largest = max((aval(x).size for x in arrays if _is_in(of_leaves, x)), default=0)
+    names = set(primitive_names(scan.body.jaxpr))
     return (
         jax.default_backend() == "cpu"
-        and scan.length <= _MOST_LAYERS
+        and 1 <= scan.length <= _MOST_LAYERS
         and largest >= scan.length * _LEAST_ENTRY
-        and (inline_remat or "remat2" not in primitive_names(scan.body.jaxpr))
+        and "scan" not in names
+        and (inline_remat or "remat2" not in names)
         and not _counted_slices(equation)
     )
 
