@@ -194,7 +194,7 @@ class LossDistribution:
 
     @functools.cached_property
     def nodes(self) -> tuple[Array, Array]:
-        """Nodes and weights of quadrature over the privacy losses, the atoms included."""
+        """Privacy losses and their weights, by which expectations are computed (Gauss-Legendre)."""
         losses, weights = [], []
         for segment in self.segments:
             # Gauss-Legendre nodes on panels over which loss and density are smooth.

@@ -78,14 +78,14 @@ def in_one(equation: JaxprEqn) -> JaxprEqn:
     return equation.replace(primitive=_HYPOT, params={}) if is_hypot else equation
 
 
-def used_equations(jaxpr: Jaxpr) -> set[int]:
-    """The numbers of the equations that an output depends on, or that have effects."""
-    needed, used = set(map(id, jaxpr.outvars)), set()
-    for number, equation in reversed(list(enumerate(jaxpr.eqns))):
+def used_equations(jaxpr: Jaxpr) -> list[JaxprEqn]:
+    """The equations of a jaxpr without dead code: those with effects, or with a used output."""
+    needed, used = set(map(id, jaxpr.outvars)), []
+    for equation in reversed(jaxpr.eqns):
         if equation.effects or any(id(var) in needed for var in equation.outvars):
-            used.add(number)
+            used.append(equation)
             needed.update(map(id, equation.invars))
-    return used
+    return used[::-1]
 
 
 def operands_of(equation: JaxprEqn) -> list[Any]:

@@ -775,13 +775,9 @@ class _Analysis:
         def read(atom: Any) -> Value:
             return as_public(atom.val) if isinstance(atom, JaxprLiteral) else values[atom]
 
-        used = used_equations(jaxpr)
-        for number, equation in enumerate(jaxpr.eqns):
-            by_position = set(self.by_position)
+        for equation in used_equations(jaxpr):  # not the row of `x[0].size`
             outputs = self.apply(equation, [read(atom) for atom in equation.invars])
             values.update(zip(equation.outvars, outputs, strict=True))
-            if number not in used:  # such as the rows of `x[0].shape`
-                self.by_position = by_position
         self.public_vars |= {v for v, value in values.items() if isinstance(value, Public)}
         self.shared_vars |= {v for v, one in values.items() if isinstance(one, Public | Sums)}
         return [read(atom) for atom in jaxpr.outvars]
@@ -931,7 +927,7 @@ class _Analysis:
         return outputs
 
     def draws_of(self, value: Value, where: str) -> frozenset[int]:
-        """The draws that an array depends on; a key that is not followed further is drawn from."""
+        """The random draws that an array depends on; an unfollowed key counts as a draw."""
         if isinstance(value, Public) and value.key is not None:
             return value.draws | {self.draw(value, where)}
         return value.draws
@@ -1500,7 +1496,7 @@ class _Analysis:
         )
 
     def row_of(self, equation: JaxprEqn, inputs: Sequence[Value]) -> Records | None:
-        """The records at positions that a loop counts, in every iteration others."""
+        """The records that a dynamic slice takes at a loop's counter, others in every iteration."""
         array, out = inputs[0], aval(equation.outvars[0]).shape
         before = aval(equation.invars[0]).shape
         if not isinstance(array, Records) or not array.axes or array.block != 1:

@@ -340,7 +340,7 @@ def most_gathered(equation: JaxprEqn, indices: Public) -> int | None:
 
 
 def most_equal(known: np.ndarray, axes: Sequence[int]) -> int:
-    """How many entries of a row are equal at most, if some axes index the rows."""
+    """The largest number of equal entries in a row; ``axes`` index the rows."""
     rows = np.moveaxis(known, axes, range(len(axes)))
     for axis in range(len(axes)):
         if rows.strides[axis] == 0:

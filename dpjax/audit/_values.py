@@ -232,7 +232,7 @@ class Sums:
         return replace(self, blocks=blocks, carried=carried)
 
     def plus(self, other: "Sums") -> "Sums":
-        """Returns the sum of two linear functions of sums."""
+        """Adds two arrays that are linear in sums over the records."""
         one, two = (value.blocks or ({},) for value in (self, other))
         if max(len(one), len(two)) > 1:  # the blocks may lie differently in the two arrays
             one, two = ((_joined(blocks),) for blocks in (one, two))

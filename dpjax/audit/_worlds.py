@@ -127,7 +127,7 @@ class AuditReport(Report):
 
     @property
     def is_refuted(self) -> bool:
-        """Whether the attack made fewer errors than the certificate allows."""
+        """Whether the audited epsilon or the error rates contradict the certificate."""
         beyond = self.epsilon_distribution_free > self.certificate.epsilon
         return beyond or self.errors.false_negative_rate < self.certified_false_negative_rate
 

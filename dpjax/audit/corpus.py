@@ -125,7 +125,7 @@ class Result:
 
     @property
     def is_right(self) -> bool:
-        """Whether the expected check caught the bug, or none objects to a right program."""
+        """Whether the expected check found the bug; of a right program, whether none objected."""
         return self.expected in self.caught if self.expected else not self.caught
 
 

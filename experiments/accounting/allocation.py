@@ -125,7 +125,7 @@ def sample_losses(
     direction: str,
     near: float,
 ) -> Losses:
-    """Returns samples of the exact privacy loss of one epoch, many of them near a value.
+    """Samples the exact privacy loss of one epoch by importance sampling near a value.
 
     Without the record, noise z is standard normal; with it, its mean is mu in k of the t steps, the
     inverse of the noise multiplier. Samples are from a mixture in equal parts, one of which is the

@@ -85,7 +85,7 @@ class BallRidge:
 
     @property
     def log_determinant(self) -> float:
-        """The largest change of the logarithm of the Hessian's determinant by one record."""
+        """Sensitivity of the log-determinant of the Hessian to one record."""
         return math.log1p(self.bounds.x_norm_bound**2 / self.ridge)
 
     def solve(self, statistics: RegressionStatistics) -> jax.Array:

@@ -699,7 +699,7 @@ def _unconstrain(
 
 
 def prior_range(draws: Array, use: npt.NDArray[np.bool_]) -> tuple[Array, Array]:
-    """Returns median and scale of coordinates of prior draws, and zero and infinity of the others.
+    """Returns medians and scales of prior draws, or 0 and infinity for unused coordinates.
 
     The scale is half the distance of the quantiles at 16 and 84 %, if these are finite.
 

@@ -165,7 +165,7 @@ class LinearOp(NamedTuple):
         return math.prod(aval(self.output).shape)
 
     def outer_products(self) -> OuterProducts | None:
-        """The sizes of its gradient; ``None`` if that is no sum of outer products.
+        """The shape of its gradient as a sum of outer products; ``None`` if it is no such sum.
 
         A convolution is a dense layer on its unfolded input (im2col); the inputs of a lookup are
         one-hot. Where the equation is repeated in a loop, the terms of all iterations are counted.
