@@ -65,6 +65,7 @@ _ABALONE = {
     "viscera weight": Range(0.0, 0.4),
     "shell weight": Range(0.0, 0.4),
 }
+_RINGS = Range(4.0, 16.0)  # of most adults, with 1.5 more than their age in years
 
 # What a common dry to medium dry white wine holds, in round numbers, by general knowledge of its
 # chemistry and of the European rules; not computed from these data. The law allows no more than
@@ -268,15 +269,27 @@ def tumours_as_logarithms(scaling: Scaling = "published") -> Dataset:
 
 def read_abalone(paths: Sequence[Path], source: str, scaling: Scaling = "published") -> Dataset:
     """Reads Abalone: 8 attributes of an animal, and whether it has more than nine rings."""
-    rows = [line.split(",") for line in paths[0].read_text().splitlines() if line]
+    x, rings = _abalone_table(paths[0])
+    columns = scale_columns(x, list(_ABALONE.values()), scaling)
+    train, test = split_in_order(columns, rings > _MEDIAN_RINGS)
+    note = f"Abalone: {len(rings):,} animals, from {source}. {_SCALING_NOTES[scaling]}"
+    return Dataset("abalone", train, test, source, False, 2, note)
+
+
+def read_abalone_rings(paths: Sequence[Path], source: str) -> RegressionDataset:
+    """Reads Abalone: 8 attributes of an animal, and its number of rings."""
+    x, rings = _abalone_table(paths[0])
+    note = f"Abalone: {len(rings):,} animals and the rings of their shells, from {source}."
+    return _regression("abalone_rings", x, rings, source, note, _ABALONE, _RINGS)
+
+
+def _abalone_table(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Returns attributes of animals, the sex as a number, and their rings."""
+    rows = [line.split(",") for line in path.read_text().splitlines() if line]
     table = np.array([[_SEXES[sex], *map(float, numbers)] for sex, *numbers in rows])
     if table.ndim != 2 or table.shape[1] != len(_ABALONE) + 1:
         raise ValueError(f"it is no table of {len(_ABALONE) + 1} columns")
-
-    x = scale_columns(table[:, :-1], list(_ABALONE.values()), scaling)
-    train, test = split_in_order(x, table[:, -1] > _MEDIAN_RINGS)
-    note = f"Abalone: {len(table):,} animals, from {source}. {_SCALING_NOTES[scaling]}"
-    return Dataset("abalone", train, test, source, False, 2, note)
+    return table[:, :-1], table[:, -1]
 
 
 def diabetes_above_median(scaling: Scaling = "published") -> Dataset:
@@ -307,7 +320,9 @@ def read_wine(paths: Sequence[Path], source: str) -> RegressionDataset:
         raise ValueError(f"it has {table.shape[1]} columns, {len(_WINE) + 1} expected")
 
     note = f"Wine Quality, white: {len(table):,} wines, from {source}."
-    return _regression("wine_quality_white", table[:, :-1], table[:, -1], source, note, _WINE)
+    return _regression(
+        "wine_quality_white", table[:, :-1], table[:, -1], source, note, _WINE, _GRADES
+    )
 
 
 def diabetes() -> RegressionDataset:
@@ -316,11 +331,19 @@ def diabetes() -> RegressionDataset:
         "scikit-learn's diabetes data: 442 patients, the progression of their disease. The split"
         " (80/20) is ours."
     )
-    return _regression("diabetes", *_diabetes(), "scikit-learn diabetes", note, _DIABETES)
+    return _regression(
+        "diabetes", *_diabetes(), "scikit-learn diabetes", note, _DIABETES, _PROGRESSION
+    )
 
 
 def _regression(
-    name: str, x: np.ndarray, y: np.ndarray, source: str, note: str, ranges: dict[str, Range]
+    name: str,
+    x: np.ndarray,
+    y: np.ndarray,
+    source: str,
+    note: str,
+    ranges: dict[str, Range],
+    target_range: Range,
 ) -> RegressionDataset:
     train, test = split_table(x, y)
     return RegressionDataset(
@@ -333,7 +356,7 @@ def _regression(
         note=note,
         feature_names=tuple(ranges),
         feature_ranges=tuple(ranges.values()),
-        target_range=_GRADES if ranges is _WINE else _PROGRESSION,
+        target_range=target_range,
     )
 
 

@@ -350,13 +350,17 @@ _QUICK = ("Wine", "Poisson regression")
 def rows(profile: str) -> list[Row]:
     is_paper = profile == "paper"
     names = tuple(TASKS) if is_paper else _QUICK
-    sizes: dict[str, Any] = {"num_worlds": 8, "seeds": tuple(range(10))} if is_paper else {}
     settings: list[tuple[str, Any]] = []
     for name in names:
         # Of DPSVI's epochs, 20 and 80, a short run tries the former.
         short = not is_paper and TASKS[name].unit == "prior deviations"
         each = Settings(
-            task=name, clips=TASKS[name].clips, epochs=(20.0,) if short else None, **sizes
+            task=name,
+            clips=TASKS[name].clips,
+            plans=TASKS[name].plans,
+            epochs=(20.0,) if short else TASKS[name].epochs,
+            num_worlds=TASKS[name].num_worlds if is_paper else 2,
+            seeds=tuple(range(TASKS[name].num_seeds)) if is_paper else (0,),
         )
         settings.append((f"{name}, ε = {each.epsilon:g}", each))
     for num_worlds, num_entries in ((50, 1), (50, 5), (200, 1)):

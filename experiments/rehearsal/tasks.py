@@ -1,8 +1,9 @@
 """Private runs to be rehearsed: their method, their worlds, and the records they are made for.
 
 Worlds are crude public descriptions: the number of records and features, the range of a feature,
-how many are one; weights are drawn from a wide prior. No statistic of the records is in them. The
-records themselves are public benchmark data, or simulated ones unlike the prior.
+how many are one; weights are drawn from a wide prior. Of images they are other public images. No
+statistic of the records is in them. The records themselves are public benchmark data, or simulated
+ones unlike the prior.
 """
 
 import functools
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,17 +21,21 @@ import numpyro.distributions as dist
 import optax
 from numpy.typing import NDArray
 
-from dpjax.rehearsal import Inference, Training, World, prior_predictive
+from dpjax.rehearsal import Inference, PublicRecords, Training, World, prior_predictive
 from dpjax.rehearsal.worlds import Simulator
-from experiments.data import Range, load_data
+from experiments.data import NUM_TOKENS, Range, load_data
+from experiments.data.reviews import FIRST_WORD, START
+from experiments.lib.models import MeanEmbeddingClassifier, MnistCNN
 
 Array = NDArray[Any]
 Records = Mapping[str, Any]
 
 _NUM_FRESH = 4_000
 _ADULT_ATTRIBUTES = 14
-_GRADE_STD = (8 - 4) / math.sqrt(12)  # of the public range of grades
 _NUM_GROUPS = 20
+_SHORTEST_REVIEW = 20  # words
+_NUM_IMAGES = 6_000  # of MNIST, taken as the private ones
+_SCORED = 500  # records at a time, for memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +51,10 @@ class Task:
       clips: of the grid that is evaluated on the real records.
       data: name and options of the data set, none where the records are simulated.
       unlike: how simulated records are unlike the prior.
+      plans: of that grid: records over batch size, and epochs.
+      epochs: that the rehearsal tries, by default its own.
+      num_worlds: of the rehearsal in the paper profile.
+      num_seeds: of the runs on the real records in the paper profile.
     """
 
     unit: str
@@ -54,6 +64,10 @@ class Task:
     clips: tuple[float, ...]
     data: Mapping[str, Any] = field(default_factory=dict)
     unlike: str = ""
+    plans: tuple[tuple[int, float], ...] = ((64, 10.0), (8, 20.0))
+    epochs: tuple[float, ...] | None = None
+    num_worlds: int = 8
+    num_seeds: int = 10
 
     def data_name(self) -> str:
         """Returns the name of the data set that is available, or nothing."""
@@ -100,13 +114,13 @@ def _squared_loss(params: Any, record: Records) -> jax.Array:
     return (_logits(params, record["x"]) - record["y"]) ** 2 / 2
 
 
-def _rmse(params: Any, fresh: Records) -> jax.Array:
+def _rmse(target_std: float, params: Any, fresh: Records) -> jax.Array:
     residuals = _logits(params, fresh["x"]) - fresh["y"]
-    return _GRADE_STD * jnp.sqrt(jnp.mean(residuals**2))
+    return target_std * jnp.sqrt(jnp.mean(residuals**2))
 
 
-def _spread(fresh: Records) -> jax.Array:
-    return _GRADE_STD * jnp.std(fresh["y"])
+def _spread(target_std: float, fresh: Records) -> jax.Array:
+    return target_std * jnp.std(fresh["y"])
 
 
 def _start(num_features: int) -> dict[str, jax.Array]:
@@ -119,9 +133,15 @@ def _classifier(num_features: int) -> Training:
     )
 
 
-def _regressor(num_features: int) -> Training:
+def _regressor(low: float, high: float, num_features: int) -> Training:
+    """The regression of a target that was scaled by this public range."""
+    target_std = (high - low) / math.sqrt(12)
     return Training(
-        _squared_loss, _start(num_features), optax.adam, score=_rmse, constant_score=_spread
+        _squared_loss,
+        _start(num_features),
+        optax.adam,
+        score=functools.partial(_rmse, target_std),
+        constant_score=functools.partial(_spread, target_std),
     )
 
 
@@ -157,11 +177,62 @@ def _classes_in_directions(x: jax.Array, y: jax.Array) -> None:
     _answers(_draw_in_directions(x), y)
 
 
-def _numbers(x: jax.Array, y: jax.Array) -> None:
-    means = 0.5 * _draw_linear(x)
+def _targets(means: jax.Array, y: jax.Array) -> None:
     noise = numpyro.sample("noise", dist.LogNormal(math.log(0.7), 0.5))
-    with numpyro.plate("records", len(x)):
+    with numpyro.plate("records", len(means)):
         numpyro.sample("y", dist.Normal(means, noise), obs=y)
+
+
+def _numbers(x: jax.Array, y: jax.Array) -> None:
+    _targets(0.5 * _draw_linear(x), y)
+
+
+def _numbers_in_directions(x: jax.Array, y: jax.Array) -> None:
+    _targets(0.5 * _draw_in_directions(x), y)
+
+
+# Networks.
+
+
+def _network(model: nn.Module, example: jax.Array) -> Training:
+    """The classifier by a network, whose parameters are drawn at an example."""
+
+    def logits(params: Any, x: jax.Array) -> jax.Array:
+        output: Any = model.apply({"params": params}, _as_input(x))
+        return output
+
+    def loss(params: Any, record: Records) -> jax.Array:
+        return optax.softmax_cross_entropy_with_integer_labels(
+            logits(params, record["x"][None])[0], record["y"]
+        )
+
+    def error_rate(params: Any, fresh: Records) -> jax.Array:
+        wrong = jax.lax.map(
+            lambda record: logits(params, record["x"][None])[0].argmax() != record["y"],
+            dict(fresh),
+            batch_size=_SCORED,
+        )
+        return jnp.mean(wrong)
+
+    def other_classes(fresh: Records) -> jax.Array:
+        return 1 - jnp.bincount(fresh["y"], length=10).max() / len(fresh["y"])
+
+    params = model.init(jax.random.key(0), _as_input(example[None]))["params"]
+    return Training(loss, params, optax.adam, score=error_rate, constant_score=other_classes)
+
+
+def _as_input(x: jax.Array) -> jax.Array:
+    """Returns pixels, which are kept as bytes, in [0, 1] with a channel; tokens as they are."""
+    return x[..., None] / 255 if x.dtype == jnp.uint8 else x
+
+
+def _text_classifier(length: int) -> Training:
+    return _network(MeanEmbeddingClassifier(NUM_TOKENS), jnp.zeros(length, jnp.int32))
+
+
+def _image_classifier(num_pixels: int) -> Training:
+    width = math.isqrt(num_pixels)
+    return _network(MnistCNN(), jnp.zeros((width, width), jnp.uint8))
 
 
 # Features of worlds.
@@ -200,6 +271,55 @@ def _collinear(key: jax.Array, num: int, num_features: int) -> jax.Array:
     return _with_factor(own_share, own_key, num, num_features)
 
 
+def _review_world(num_examples: int, length: int) -> Simulator:
+    """Texts of words by Zipf's law, more or less frequent in praise, by factors around one."""
+    numbers = jnp.arange(NUM_TOKENS)
+    frequencies = jnp.where(numbers < FIRST_WORD, 0.0, 1 / (numbers + 1.0))
+
+    def simulate(key: jax.Array) -> World:
+        keys = jax.random.split(key, 5)
+        total = num_examples + _NUM_FRESH
+
+        # How much each word is preferred in praise, and the two classes' frequencies.
+        strength = 0.1 * jnp.exp(jax.random.normal(keys[0]) / 2)
+        preference = strength * jax.random.normal(keys[1], (NUM_TOKENS,))
+        weights = frequencies * jnp.exp(jnp.stack([-preference, preference]))
+        cumulative = jnp.cumsum(weights / weights.sum(1, keepdims=True), axis=1)
+
+        # Labels, words, and lengths between the shortest and the longest.
+        y = jax.random.bernoulli(keys[2], shape=(total,)).astype(jnp.int32)
+        uniform = jax.random.uniform(keys[3], (total, length))
+        words = [jnp.searchsorted(of_class, uniform) for of_class in cumulative]
+        x = jnp.clip(jnp.where(y[:, None] == 1, words[1], words[0]), FIRST_WORD, NUM_TOKENS - 1)
+        shortest = min(_SHORTEST_REVIEW, length)
+        lengths = jax.random.randint(keys[4], (total, 1), shortest, length + 1)
+        x = jnp.where(jnp.arange(length) < lengths, x, 0).at[:, 0].set(START)
+
+        records = {"x": x.astype(jnp.int32), "y": y}
+        parts = slice(num_examples), slice(num_examples, None)
+        return World(*(jax.tree.map(lambda leaf, part=part: leaf[part], records) for part in parts))
+
+    return simulate
+
+
+def _image_world(name: str, num_examples: int, num_pixels: int) -> Simulator:
+    """Resamples other images, of the same number of classes."""
+    del num_pixels
+    data = load_data(name, stand_in=True)
+    x, y = (
+        np.concatenate([getattr(part, kind) for part in (data.train, data.test)])
+        for kind in ("x", "y")
+    )
+    share = min(0.2, _NUM_FRESH / len(x))
+    records = {"x": _as_bytes(x), "y": jnp.asarray(y, jnp.int32)}
+    return PublicRecords(records, num_examples=num_examples, fresh_share=share)
+
+
+def _as_bytes(images: Array) -> jax.Array:
+    """Returns grey images in [0, 1] as bytes, which JAX holds in less memory."""
+    return jnp.asarray(np.round(255 * images[..., 0]).astype(np.uint8))
+
+
 def _linear_world(
     model: Callable[..., None],
     features: Callable[..., jax.Array],
@@ -232,8 +352,24 @@ def _classes_of(name: str, **options: Any) -> World:
     return World(train, test)
 
 
-def _wines() -> World:
-    data = _load(name="wine")
+def _reviews() -> World:
+    data = _load(name="imdb")
+    return World(
+        *(
+            {"x": jnp.asarray(part.x, jnp.int32), "y": jnp.asarray(part.y, jnp.int32)}
+            for part in (data.train, data.test)
+        )
+    )
+
+
+def _digits() -> World:
+    data = _load(name="mnist")
+    parts = (data.train.x[:_NUM_IMAGES], data.train.y[:_NUM_IMAGES]), data.test
+    return World(*({"x": _as_bytes(x), "y": jnp.asarray(y, jnp.int32)} for x, y in parts))
+
+
+def _numbers_of(name: str) -> World:
+    data = _load(name=name)
     train, test = (
         {
             "x": jnp.asarray(_scale(part.x, data.feature_ranges)),
@@ -304,6 +440,21 @@ def groups_unlike_the_prior(num_examples: int = 2_000) -> World:
     return World(records, records, {name: jnp.asarray(v, jnp.float32) for name, v in truth.items()})
 
 
+def _mnist_rehearsed_on(name: str) -> Task:
+    return Task(
+        "error rate",
+        _image_classifier,
+        functools.partial(_image_world, name),
+        _digits,
+        (0.03, 0.1, 0.3, 1.0, 3.0),
+        {"name": "mnist"},
+        plans=((64, 2.0), (16, 5.0)),
+        epochs=(5.0,),
+        num_worlds=3,
+        num_seeds=2,
+    )
+
+
 TASKS = {
     "Adult": Task(
         "error rate",
@@ -323,12 +474,34 @@ TASKS = {
     ),
     "Wine": Task(
         "RMSE",
-        _regressor,
+        functools.partial(_regressor, 4.0, 8.0),
         functools.partial(_linear_world, _numbers, _correlated),
-        _wines,
+        functools.partial(_numbers_of, "wine"),
         (0.1, 0.3, 1.0, 3.0, 10.0),
         {"name": "wine"},
     ),
+    "Abalone, rings": Task(
+        "RMSE",
+        functools.partial(_regressor, 4.0, 16.0),
+        functools.partial(_linear_world, _numbers_in_directions, _collinear),
+        functools.partial(_numbers_of, "abalone_rings"),
+        (0.1, 0.3, 1.0, 3.0, 10.0),
+        {"name": "abalone_rings"},
+    ),
+    "IMDb": Task(
+        "error rate",
+        _text_classifier,
+        _review_world,
+        _reviews,
+        (0.01, 0.03, 0.1, 0.3, 1.0),
+        {"name": "imdb"},
+        plans=((64, 5.0), (8, 10.0)),
+        epochs=(5.0, 10.0),
+        num_worlds=3,
+        num_seeds=2,
+    ),
+    "MNIST, rehearsed on Fashion-MNIST": _mnist_rehearsed_on("fashion_mnist"),
+    "MNIST, rehearsed on scanned digits": _mnist_rehearsed_on("digits"),
     "Poisson regression": Task(
         "prior deviations",
         lambda num_features: Inference(_poisson),

@@ -289,6 +289,7 @@ MOVIELENS = Tiny({"ml-1m.zip": _zip(ratings_file(RATINGS))})
 # Every form with a published checksum; the first of a data set comes before the second.
 FORMS: dict[str, list[Tiny]] = {
     "abalone": [ABALONE],
+    "abalone_rings": [ABALONE],
     "adult": [ADULT],
     "adult_attributes": [ADULT_ATTRIBUTES],
     "cifar10": [CIFAR10, JPEGS],

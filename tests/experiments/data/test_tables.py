@@ -237,6 +237,14 @@ def test_real_abalone(real: Any) -> None:
     np.testing.assert_allclose(np.diff(codes), 1 / sex.std(), rtol=1e-5)
 
 
+def test_real_rings_of_abalone(real: Any) -> None:
+    found = real("abalone_rings", "abalone.data")
+    rings = np.concatenate([found.train.y, found.test.y])
+    assert (len(found.train.y), len(rings), found.target_range) == (3_342, 4_177, (4.0, 16.0))
+    assert np.bincount(rings.astype(int))[[1, 9, 29]].tolist() == [1, 689, 1]
+    assert common_share(found).min() > 0.8
+
+
 def test_real_wine(real: Any) -> None:
     found = real("wine", "winequality-white.csv")
     assert (found.train.x.shape, found.test.x.shape) == ((3_918, 11), (980, 11))
