@@ -10,8 +10,10 @@ aggregator's noise over H, and the guarantee is the trusted aggregator's.
 In units of the grid, for one entry with noise of standard deviation t at the trusted aggregator:
 
 1. Rounding a holder's sums moves two neighbours apart by at most one more unit in each entry, so by
-   sqrt(d) units in L2; t is enlarged by that share of the sensitivity and by `SUM_ROUNDING`. A
-   holder's sums are cut off at a public size, which moves no two values farther apart.
+   sqrt(d) units in L2; t is enlarged by that share of the sensitivity and by `SUM_ROUNDING`. Where
+   the event covers the sums of T rounds as one release (correlated noise), by sqrt(T d) units, as a
+   share of the sensitivity of one round, which is no more than that of all. A holder's sums are cut
+   off at a public size, which moves no two values farther apart.
 2. The sum of k discrete Gaussian numbers of scale s >= 16 has the probabilities of one of variance
    k s^2, up to factors within 1 +- 1e-1000 (Poisson summation:
    sum over j of exp(-j^2 / (2 a) - (n - j)^2 / (2 b)) is exp(-n^2 / (2 (a + b))) times a constant
@@ -389,7 +391,8 @@ class FederatedSum(Mechanism):
         for part, exponent in zip(self.mechanism.sum_parts, self._part_exponents, strict=True):
             # The trusted noise t in units of the grid, enlarged for rounding: step 1 above.
             noise, unit = part.mechanism, 2.0**exponent
-            rounded = math.sqrt(part.weights.size) * part.weights.max() * unit
+            size = part.weights.size * self.mechanism.num_joint_rounds
+            rounded = math.sqrt(size) * part.weights.max() * unit
             rounding = SUM_ROUNDING + rounded / noise.sensitivity.value
             needed = float(noise.scale) * (1 + rounding) / (part.weights * unit)
 

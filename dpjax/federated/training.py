@@ -9,7 +9,7 @@ import io
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,7 @@ from dpjax.mechanisms.additive import Gaussian
 from dpjax.mechanisms.record_sum import RecordSum, SumPart, unweighted_part
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.base import check_data
+from dpjax.sampling.cyclic import CyclicPoissonSampling
 from dpjax.sampling.poisson import PoissonSampling
 from dpjax.sensitivity import Sensitivity
 from dpjax.training.batch_gradient import sum_over_draw
@@ -56,6 +57,12 @@ class ClippedGradientSum(RecordSum):
     Attributes:
       mechanism: sampler, clip bound, noise and number of steps, with one noise multiplier.
       num_parameters: entries of the gradient.
+
+    With correlated noise, of a strategy C, a holder sends what `multiply` returns: in round t the
+    combination of its sums so far by the weights in row t of C. Its noise is independent, as in any
+    round. The analyst applies C^-1 to the released sums (`solve`), which gives the sums of the
+    batches with correlated noise. A holder that drops out of a round leaves out its combination of
+    the round, and its noise: less is released then.
 
     Privacy:
       The event is that of all steps. Each holder of records draws its own batch at the sampler's
@@ -82,9 +89,6 @@ class ClippedGradientSum(RecordSum):
         noise = self.mechanism.noise_multiplier
         check(not isinstance(noise, tuple), "mechanism", noise, "of one noise multiplier")
         check_positive("noise_multiplier", noise)
-        correlation = self.mechanism.correlation
-        allowed = "None: the parties' shares of the noise are independent over rounds"
-        check(correlation is None, "mechanism's correlation", correlation, allowed)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -93,6 +97,95 @@ class ClippedGradientSum(RecordSum):
     @property
     def num_rounds(self) -> int:
         return self.mechanism.num_steps
+
+    @property
+    def num_joint_rounds(self) -> int:
+        return 1 if self.mechanism.correlation is None else self.num_rounds
+
+    def init_buffers(self) -> npt.NDArray[np.float64]:
+        """Returns the buffers of `multiply` and `solve` before the first round, of zeros.
+
+        Their shape is ``(num_buffers, num_parameters)``, with no buffer for independent noise.
+        """
+        correlation = self.mechanism.correlation
+        return np.zeros((correlation.num_buffers if correlation else 0, self.num_parameters))
+
+    def multiply(
+        self, sums: npt.ArrayLike, buffers: npt.ArrayLike, *, round_number: int
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Returns what a holder sends in a round, and its next buffers: both **private**.
+
+        With independent noise that is the sum itself. Rounds are taken in order; one in which the
+        holder has no batch has a sum of zeros.
+
+        Args:
+          sums: of the round's batch, ``(num_parameters,)``, as of `sum_records`.
+          buffers: the holder's, from `init_buffers` or the round before.
+          round_number: from zero.
+
+        Raises:
+          ValueError: of another shape, or a round past the last.
+
+        >>> from dpjax.sampling import CyclicPoissonSampling
+        >>> from dpjax.transforms import LambdaCGD
+        >>> steps = SubsampledGaussian(
+        ...     CyclicPoissonSampling(8, 0.25, num_groups=4), l2_clip=1.0, noise_multiplier=2.0,
+        ...     num_steps=8, adjacency="zero_out", correlation=LambdaCGD(0.5)
+        ... )
+        >>> mechanism = ClippedGradientSum(steps, 1)
+        >>> sent, buffers = mechanism.multiply([1.0], mechanism.init_buffers(), round_number=0)
+        >>> mechanism.multiply([1.0], buffers, round_number=1)[0].tolist()
+        [1.5]
+        """
+        # A sum that is not finite counts as zero: it would stay in the buffers.
+        vector = self._as_vector("sums", sums)
+        vector = np.where(np.isfinite(vector), vector, 0.0)
+        return self._combine("multiply", vector, buffers, round_number)
+
+    def solve(
+        self, released: npt.ArrayLike, buffers: npt.ArrayLike, *, round_number: int
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Returns the sum of the round's batches, with correlated noise, and the next buffers.
+
+        It is post-processing of the released sums of all rounds so far.
+
+        Args:
+          released: the noisy sum of the round, ``(num_parameters,)``.
+          buffers: of the analyst, from `init_buffers` or the round before; they are public.
+          round_number: from zero.
+
+        Raises:
+          ValueError: of another shape, or a round past the last.
+        """
+        return self._combine("solve", self._as_vector("released", released), buffers, round_number)
+
+    def _combine(
+        self,
+        name: Literal["multiply", "solve"],
+        vector: npt.NDArray[np.float64],
+        buffers: npt.ArrayLike,
+        round_number: int,
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Applies a strategy's method to one round, in float64."""
+        correlation, state = self.mechanism.correlation, as_float64(buffers, "buffers")
+        shape = self.init_buffers().shape
+        check(state.shape == shape, "buffers", state.shape, f"of shape {shape}")
+        check_count("round_number", round_number, minimum=0)
+        allowed = f"below num_rounds = {self.num_rounds}"
+        check(round_number < self.num_rounds, "round_number", round_number, allowed)
+        if correlation is None:
+            return vector, state
+        with jax.enable_x64(True):
+            combined, state = getattr(correlation, name)(
+                jnp.asarray(vector), jnp.asarray(state), jnp.asarray(round_number)
+            )
+            return np.array(combined), np.array(state)
+
+    def _as_vector(self, name: str, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        vector = as_float64(values, name)
+        shape = (self.num_parameters,)
+        check(vector.shape == shape, name, vector.shape, f"of shape {shape}")
+        return vector
 
     def with_privacy_factor(self, factor: float) -> Self:
         check_positive("factor", factor)
@@ -130,22 +223,25 @@ class ClippedGradientSum(RecordSum):
 
 def holder_gradient(
     loss_fn: LossFn, mechanism: SubsampledGaussian, *, num_examples: int, method: str = "auto"
-) -> Callable[[PRNGKey, ArrayTree, ArrayTree], jax.Array]:
+) -> Callable[..., jax.Array]:
     """Returns a function for one holder's sum of clipped gradients over a Poisson batch.
 
     Batches that holders draw independently at one rate are together a Poisson batch of all records,
-    so the event of the steps is the mechanism's, whatever the numbers of records.
+    so the event of the steps is the mechanism's, whatever the numbers of records. Groups that take
+    turns are of each holder's records, by their order.
 
     Args:
       loss_fn: ``loss_fn(params, example) -> scalar``, the same at every holder.
-      mechanism: clip bound, noise, steps and the Poisson sampler whose rate is used.
-      num_examples: of the holder.
+      mechanism: clip bound, noise, steps and the `PoissonSampling` or `CyclicPoissonSampling` whose
+        rate, and number of groups, are used.
+      num_examples: of the holder; at least one for each group.
       method: see `clipped_grad`.
 
     Returns:
-      ``gradient(key, params, data) -> (num_parameters,)``, compiled. The key is the holder's
-      secret, a new one in each step: it decides which records are in the batch. ``data`` holds all
-      records of the holder on the leading axis of every array. The vector is what
+      ``gradient(key, params, data, round_number=0) -> (num_parameters,)``, compiled. The key is the
+      holder's secret, a new one in each step: it decides which records are in the batch. ``data``
+      holds all records of the holder on the leading axis of every array. ``round_number`` is that
+      of the step, from zero: it decides which group has its turn. The vector is what
       ``plan.mechanism.sum_records`` takes; it is in the order of `jax.flatten_util.ravel_pytree`.
 
     Privacy:
@@ -153,7 +249,7 @@ def holder_gradient(
       twice that if it is replaced), the rounding included.
 
     Raises:
-      ValueError: another sampler than `PoissonSampling`, or a number out of range.
+      ValueError: another sampler, or a number out of range.
 
     >>> import jax.numpy as jnp
     >>> steps = SubsampledGaussian(
@@ -166,8 +262,9 @@ def holder_gradient(
     """
     check_type("mechanism", mechanism, SubsampledGaussian, "a SubsampledGaussian")
     sampling = mechanism.sampling
-    if not isinstance(sampling, PoissonSampling):
-        raise ValueError(f"mechanism's sampling must be PoissonSampling, got {sampling!r}")
+    if not isinstance(sampling, PoissonSampling | CyclicPoissonSampling):
+        allowed = "PoissonSampling or CyclicPoissonSampling"
+        raise ValueError(f"mechanism's sampling must be {allowed}, got {sampling!r}")
     check_count("num_examples", num_examples)
     check_clip_numbers(mechanism.l2_clip, "federated training")
 
@@ -178,13 +275,20 @@ def holder_gradient(
 
     # One batch, clipped and summed.
     @jax.jit
-    def compiled(key: PRNGKey, params: ArrayTree, data: ArrayTree) -> jax.Array:
-        draw, _ = own.draw(own.init(key))
+    def compiled(
+        key: PRNGKey, params: ArrayTree, data: ArrayTree, round_number: jax.Array
+    ) -> jax.Array:
+        state: Any = own.init(key)
+        if isinstance(own, CyclicPoissonSampling):
+            state = state._replace(step=round_number % own.num_groups)
+        draw, _ = own.draw(state)
         return ravel_pytree(sum_over_draw(clipped, own, draw, params, data)[0])[0]
 
-    def gradient(key: PRNGKey, params: ArrayTree, data: ArrayTree) -> jax.Array:
+    def gradient(
+        key: PRNGKey, params: ArrayTree, data: ArrayTree, round_number: int = 0
+    ) -> jax.Array:
         check_data(own, data)
-        return compiled(as_key(key), params, data)
+        return compiled(as_key(key), params, data, jnp.asarray(round_number, jnp.int32))
 
     return gradient
 
@@ -248,7 +352,7 @@ def gradient_training(
         name, without their leading axis.
       params: starting values, a tree of float arrays.
       optimizer: an optax optimiser, or a function to one from the noise over the planned noise.
-      mechanism: of the plan's steps, with a `PoissonSampling`.
+      mechanism: of the plan's steps, with a `PoissonSampling` or `CyclicPoissonSampling`.
       method: see `dpjax.clipped_grad`.
 
     Privacy:
@@ -272,7 +376,9 @@ def gradient_training(
     if not isinstance(optimizer, optax.GradientTransformation):
         check_function("optimizer", optimizer, "noise_factor")
     # Checks the loss, the mechanism and the method; the gradients are of each holder's own number.
-    holder_gradient(loss_fn, mechanism, num_examples=1, method=method)
+    check_type("mechanism", mechanism, SubsampledGaussian, "a SubsampledGaussian")
+    fewest = getattr(mechanism.sampling, "num_groups", 1)
+    holder_gradient(loss_fn, mechanism, num_examples=fewest, method=method)
 
     # One optimiser for each size of the noise, that is for each number of holders in a sum.
     @functools.cache
@@ -300,9 +406,8 @@ def gradient_training(
     def clipped_sum(
         key: PRNGKey, vector: npt.ArrayLike, round_number: int, records: Records
     ) -> jax.Array:
-        del round_number
         data = jax.tree.map(jnp.asarray, dict(records))
-        return gradient_of(batch_length(data))(key, _unravel(params, vector), data)
+        return gradient_of(batch_length(data))(key, _unravel(params, vector), data, round_number)
 
     return Training(
         mechanism=mechanism,

@@ -79,6 +79,11 @@ class RecordSum(Mechanism):
         return 1
 
     @property
+    def num_joint_rounds(self) -> int:
+        """How many sums one record can move that are covered as one release of a longer vector."""
+        return 1
+
+    @property
     @abc.abstractmethod
     def sum_parts(self) -> tuple[SumPart, ...]:
         """The entries of the sum in their order, with the noise on them.

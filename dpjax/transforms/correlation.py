@@ -206,14 +206,57 @@ class Correlation(abc.ABC):
         """
         # Drawn once: as a branch XLA cannot fuse it, and so draw it again for the buffers.
         white = _draw_once(key, step, jnp.shape(leaf), accumulator(leaf))
+        return self.solve(white, buffers, step)
+
+    def multiply(
+        self, value: jax.Array, buffers: jax.Array, step: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the step's entry of C G for the values G of the steps, and the next buffers.
+
+        Args:
+          value: of the step, an array.
+          buffers: of the array, from ``init`` or the step before.
+          step: number of the step, from 0.
+
+        >>> strategy, one = LambdaCGD(0.5), jnp.ones(())
+        >>> first, buffers = strategy.multiply(one, strategy.init(one), jnp.asarray(0))
+        >>> first.item(), strategy.multiply(one, buffers, jnp.asarray(1))[0].item()
+        (1.0, 1.5)
+        """
+        own, past = self._own_and_past(buffers, step, value.dtype)
+        white = (value - past) / own
+        return white, self._push(buffers, white, value, step)
+
+    def solve(
+        self, value: jax.Array, buffers: jax.Array, step: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the step's entry of C^-1 Y for the values Y of the steps, and the next buffers.
+
+        Args:
+          value: of the step, an array.
+          buffers: of the array, from ``init`` or the step before.
+          step: number of the step, from 0.
+
+        >>> strategy, start = LambdaCGD(0.5), jnp.zeros(())
+        >>> _, buffers = strategy.solve(jnp.ones(()), strategy.init(start), jnp.asarray(0))
+        >>> strategy.solve(jnp.asarray(1.5), buffers, jnp.asarray(1))[0].item()
+        1.0
+        """
+        own, past = self._own_and_past(buffers, step, value.dtype)
+        solution = own * value + past
+        return solution, self._push(buffers, value, solution, step)
+
+    def _own_and_past(
+        self, buffers: jax.Array, step: jax.Array, dtype: DTypeLike
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the factor of the step's own value, and what is added to it from the buffers."""
         own, factors = self._row(step)
         factors = jnp.asarray(factors, buffers.dtype)
         if self.num_buffers <= _FEW_BUFFERS:
             past = sum(factors[i] * buffers[i] for i in range(self.num_buffers))
         else:
             past = jnp.tensordot(factors, buffers, 1, precision=jax.lax.Precision.HIGHEST)
-        noise = jnp.asarray(own, white.dtype) * white + jnp.asarray(past, white.dtype)
-        return noise, self._push(buffers, white, noise, step)
+        return jnp.asarray(own, dtype), jnp.asarray(past, dtype)
 
     def sensitivity(
         self, num_steps: int, *, separation: int | None = None, fixed: bool = True

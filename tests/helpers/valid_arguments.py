@@ -321,6 +321,10 @@ VALUES: dict[str, Any] = {
         np.ones(4),
     ),
     "federated.ClippedGradientSum.sum_records: records": (np.ones(2),),
+    "federated.ClippedGradientSum.multiply: sums": np.ones(2),
+    "federated.ClippedGradientSum.solve: released": np.ones(2),
+    "federated.ClippedGradientSum.multiply: buffers": np.zeros((0, 2)),
+    "federated.ClippedGradientSum.solve: buffers": np.zeros((0, 2)),
     "l2_bound": 1.0,
     "num_thresholds": 3,
     "query": lambda: np.mean,
@@ -903,7 +907,7 @@ NOT_CALLED: dict[str, str] = {
     "sampling.Participation": "made by a sampler",
     **{
         f"transforms.correlation.Correlation.{method}": "in jit, with the noise of a step"
-        for method in ("init", "draw")
+        for method in ("init", "draw", "multiply", "solve")
     },
     "training.MeshSharding.param_specs": "in a step, with its parameters",
     "training.MeshSharding.describe": "in a step, with its parameters",

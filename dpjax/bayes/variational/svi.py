@@ -556,9 +556,8 @@ class DPSVI:
         Raises:
           ValueError: another sampler than `dpjax.PoissonSampling`, or a number out of range.
         """
-        sampling = self.mechanism.sampling
-        if not isinstance(sampling, PoissonSampling):
-            raise ValueError(f"sampling must be PoissonSampling, got {sampling!r}")
+        self._check_poisson()
+        sampling: Any = self.mechanism.sampling
         sampling = replace(sampling, num_examples=num_examples, physical_batch_size=0)
         return DPSVI(
             self.model,
@@ -571,6 +570,12 @@ class DPSVI:
             release_clipped_share=self.release_clipped_share,
             **self.static_kwargs,
         )
+
+    def _check_poisson(self) -> None:
+        """Raises ValueError for a sampler whose batches depend on those before."""
+        sampling = self.mechanism.sampling
+        if not isinstance(sampling, PoissonSampling):
+            raise ValueError(f"sampling must be PoissonSampling, got {sampling!r}")
 
     def init(
         self, rng_key: PRNGKey, *args: object, init_params: Values | None = None, **kwargs: object
@@ -675,7 +680,12 @@ class DPSVI:
         Privacy:
           The sum is not released here. One record moves it by at most the clip bound, by twice that
           if it is replaced.
+
+        Raises:
+          ValueError: another sampler than `dpjax.PoissonSampling`: a batch is drawn from the key
+            alone, whatever was drawn before.
         """
+        self._check_poisson()
         step, data = self._step_of(svi_state, args, kwargs)
         return step.jit_clipped_sum(svi_state, as_key(rng_key), data)
 

@@ -34,13 +34,18 @@ from dpjax.federated.processes.journal import Journal
 from dpjax.federated.processes.progress import Status, log_progress
 from dpjax.federated.processes.transport import PAUSE_IN_TRAINING, Call, connect, poll
 from dpjax.federated.protocol import Result, combine
-from dpjax.federated.training import ParameterFormat, Training, noise_factor
+from dpjax.federated.training import (
+    ClippedGradientSum,
+    ParameterFormat,
+    Training,
+    noise_factor,
+)
 
 T = TypeVar("T")
 # After these a later attempt may succeed.
 _TEMPORARY: frozenset[ErrorCode] = frozenset(["unreachable", "internal", "holders"])
 # Entries of a training: states by the number of rounds before them, and parameters for the result.
-_STATE, _KEPT = "state-", "kept-"
+_STATE, _BUFFERS, _KEPT = "state-", "buffers-", "kept-"
 
 
 def _ask_nodes(
@@ -240,7 +245,9 @@ class TrainingAnalyst:
         waiting_time: float,
         keep_every: int = 0,
     ) -> None:
+        assert isinstance(plan.mechanism, ClippedGradientSum)
         self._plan, self._training, self._journal = plan, training, journal
+        self._sums = plan.mechanism
         self._waiting_time, self._keep_every = waiting_time, keep_every
         self._format = ParameterFormat(training, plan.size)
         names = [name for name in journal.names() if name.startswith(_STATE)]
@@ -253,6 +260,11 @@ class TrainingAnalyst:
         data = self._journal.read(f"{_STATE}{round_number}")
         assert data is not None
         self.round_number, self.state = round_number, self._format.state_from_bytes(data)
+        self._buffers = self._sums.init_buffers()
+        if self._buffers.size and round_number:
+            data = self._journal.read(f"{_BUFFERS}{round_number}")
+            assert data is not None
+            self._buffers = np.frombuffer(data).reshape(self._buffers.shape)
 
         # What is left of earlier rounds is deleted.
         over = [name for name in self._journal.names() if not name.startswith(_KEPT)]
@@ -315,19 +327,25 @@ class TrainingAnalyst:
     def _step(self, result: Result, elapsed: float) -> None:
         """Makes a step with a released sum; the next state is on disk before it is published."""
         shares = self._plan.parties.num_noise_shares
+        summed, buffers = self._sums.solve(
+            result.released, self._buffers, round_number=self.round_number
+        )
         state = self._training.update(
             self.state,
-            self._format.from_vector(result.released),
+            self._format.from_vector(summed),
             self.round_number,
             noise_factor(len(result.holders), shares),
         )
         number = self.round_number + 1
 
-        # Parameters for the result first: an earlier process may have ended between both writes.
-        kept = f"{_KEPT}{number}"
-        if self._keep_every and number % self._keep_every == 0 and not self._journal.read(kept):
+        # What goes with the state first: an earlier process may have ended between two writes.
+        with_state = {f"{_BUFFERS}{number}": buffers.tobytes()} if buffers.size else {}
+        if self._keep_every and number % self._keep_every == 0:
             words = self._format.to_words(self._training.get_params(state))
-            self._journal.write(kept, words.tobytes())
+            with_state[f"{_KEPT}{number}"] = words.tobytes()
+        for name, data in with_state.items():
+            if self._journal.read(name) is None:
+                self._journal.write(name, data)
 
         self._journal.write(f"{_STATE}{number}", self._format.state_to_bytes(state))
         self._start(number, result, elapsed=elapsed)

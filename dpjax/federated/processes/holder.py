@@ -25,7 +25,7 @@ from dpjax.federated.processes.journal import Journal
 from dpjax.federated.processes.progress import Status, log_progress
 from dpjax.federated.processes.transport import PAUSE_IN_TRAINING, Call, connect, poll
 from dpjax.federated.protocol import holder_messages
-from dpjax.federated.training import Records, Training
+from dpjax.federated.training import ClippedGradientSum, Records, Training
 from dpjax.keys import release_key
 
 # After these a later attempt may succeed.
@@ -33,6 +33,8 @@ _TEMPORARY: frozenset[ErrorCode] = frozenset(["unreachable", "internal", "early"
 _DIGEST_BYTES = 32
 # Entries of rounds whose messages may have left, and of those whose delivery is over.
 _SENT, _OVER = "shares-", "spent-"
+# Entries of the combinations of earlier sums that correlated noise needs, before a round.
+_BUFFERS = "buffers-"
 
 
 def journalled_messages(
@@ -157,7 +159,9 @@ class TrainingHolder:
         entropy: Entropy = SYSTEM,
         new_key: Callable[[], PRNGKey] = release_key,
     ) -> None:
+        assert isinstance(plan.mechanism, ClippedGradientSum)
         self._plan, self._holder, self._training = plan, holder, training
+        self._sums = plan.mechanism
         self._records, self._journal = records, journal
         self._entropy, self._new_key = entropy, new_key
         self._delivery: Delivery | None = None
@@ -219,12 +223,23 @@ class TrainingHolder:
         if self.is_over or has_ended(self._journal, round_number):
             return
 
-        # A batch and its gradients are drawn once, in the first process of the round.
+        # A batch and its gradients are drawn once, in the first process of the round. The buffers
+        # after it are on disk before the messages, without which nothing of the round has left.
         def statistic() -> npt.NDArray[np.float64]:
             summed = self._training.clipped_sum(
                 self._new_key(), words.view(np.float64), round_number, self._records
             )
-            return self._plan.mechanism.sum_records(summed)
+            sent, buffers = self._sums.multiply(
+                self._sums.sum_records(summed),
+                self._buffers_before(round_number),
+                round_number=round_number,
+            )
+            if buffers.size:
+                after = f"{_BUFFERS}{round_number + 1}"
+                if after in self._journal.names():
+                    self._journal.delete(after)
+                self._journal.write(after, buffers.tobytes())
+            return sent
 
         messages = journalled_messages(
             self._plan,
@@ -236,6 +251,31 @@ class TrainingHolder:
             entropy=self._entropy,
         )
         self._delivery = Delivery(messages)
+
+        # Buffers before the round, whose messages are on disk, are of no more use.
+        entries = (name for name in self._journal.names() if name.startswith(_BUFFERS))
+        self._journal.delete(*(name for name in entries if _number(name) <= round_number))
+
+    def _buffers_before(self, round_number: int) -> npt.NDArray[np.float64]:
+        """Returns the buffers before a round; rounds that the holder missed have sums of zeros."""
+        buffers, first = self._sums.init_buffers(), 0
+        if not buffers.size:
+            return buffers
+        entries = (name for name in self._journal.names() if name.startswith(_BUFFERS))
+        newest = max((n for n in map(_number, entries) if n <= round_number), default=0)
+        if newest:
+            data = self._journal.read(f"{_BUFFERS}{newest}")
+            assert data is not None
+            buffers, first = np.frombuffer(data).reshape(buffers.shape), newest
+        for number in range(first, round_number):
+            zeros = np.zeros(self._sums.num_parameters)
+            _, buffers = self._sums.multiply(zeros, buffers, round_number=number)
+        return buffers
+
+
+def _number(entry: str) -> int:
+    """The round in the name of an entry."""
+    return int(entry.rpartition("-")[2])
 
 
 class HolderOutcome(NamedTuple):

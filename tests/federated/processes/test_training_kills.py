@@ -19,7 +19,8 @@ from dpjax.federated.processes.node import Node
 from dpjax.federated.protocol import receive
 from dpjax.federated.training import ParameterFormat
 from dpjax.mechanisms import SubsampledGaussian
-from dpjax.sampling import PoissonSampling
+from dpjax.sampling import CyclicPoissonSampling, PoissonSampling
+from dpjax.transforms import LambdaCGD
 
 
 def training_plan(num_steps, **parties):
@@ -33,6 +34,18 @@ def training_plan(num_steps, **parties):
     return plan_of(ClippedGradientSum(steps, 2), **{"num_holders": 3, "num_nodes": 2, **parties})
 
 
+def correlated_plan(num_steps, **parties):
+    steps = SubsampledGaussian(
+        CyclicPoissonSampling(1000, 0.5, num_groups=2),
+        l2_clip=1.0,
+        noise_multiplier=1.0,
+        num_steps=num_steps,
+        adjacency="zero_out",
+        correlation=LambdaCGD(0.5),
+    )
+    return plan_of(ClippedGradientSum(steps, 2), **{"num_holders": 3, "num_nodes": 2, **parties})
+
+
 SHORT = training_plan(3)
 
 
@@ -40,6 +53,7 @@ def final_params(views):
     """The final state again, from the openings alone."""
     plan, training = views.plan, toy_training(views.plan)
     form, state = ParameterFormat(training, plan.size), training.init()
+    buffers = plan.mechanism.init_buffers()
     for number in range(plan.mechanism.num_rounds):
         nodes = [node for at, node in views.openings if at == number]
         messages = {
@@ -57,43 +71,49 @@ def final_params(views):
         assert {message.parameters for message in messages.values()} == {digest}
         assert digest == digest_of(form.to_words(state))
         words = {node: message.words for node, message in messages.items()}
-        noisy = plan.from_units(plan.parties.sharing.reconstruct(words))
+        released = plan.from_units(plan.parties.sharing.reconstruct(words))
+        result = plan.mechanism.from_sum(released)
+        noisy, buffers = plan.mechanism.solve(result, buffers, round_number=number)
         factor = np.sqrt(len(messages[nodes[0]].holders) / plan.parties.num_noise_shares)
         state = training.update(state, form.from_vector(noisy), number, factor)
     return state["w"]
 
 
-def one_kill(**broken):
+def one_kill(plan=SHORT, **broken):
     def simulate(folder, points):
         rng = np.random.default_rng(0)
-        return TrainingSimulation(SHORT, folder, rng, points, lost=0.0, **broken)
+        return TrainingSimulation(plan, folder, rng, points, lost=0.0, **broken)
 
     return simulate
 
 
 @pytest.mark.slow
-def test_training_survives_a_kill_at_any_message(monkeypatch, tmp_path):
+@pytest.mark.parametrize("plan", [SHORT, correlated_plan(3)], ids=["independent", "correlated"])
+def test_training_survives_a_kill_at_any_message(monkeypatch, tmp_path, plan):
     """Of every kind, before and after it is sent and answered, and at calls of writes to disk."""
-    found, names = kill_at_each_point(monkeypatch, tmp_path, one_kill(), most=4)
+    found, names = kill_at_each_point(monkeypatch, tmp_path, one_kill(plan), most=4)
     assert found == set()
     kinds = ("parameters", "next", "share", "query", "agreed")
     assert names >= WRITING | {place.format(kind) for place in PLACES for kind in kinds}
 
 
-def simulate(monkeypatch, folder, seed, num_steps):
+def simulate(monkeypatch, folder, seed, num_steps, plan_of_steps=training_plan):
     """Views of a training with up to a dozen kills; every second one may lose a holder."""
     rng = np.random.default_rng(seed)
-    plan = training_plan(num_steps, num_dropouts=seed % 2, num_holders=3 + seed % 2)
+    plan = plan_of_steps(num_steps, num_dropouts=seed % 2, num_holders=3 + seed % 2)
     points = Points(rng, 0.01, most=12)
     lost = 0.1 if seed % 2 else 0.0
     return TrainingSimulation(plan, folder / str(seed), rng, points, lost=lost).run(monkeypatch)
 
 
 @pytest.mark.slow
-def test_training_of_fifty_rounds_survives_random_kills(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    "plan_of_steps", [training_plan, correlated_plan], ids=["independent", "correlated"]
+)
+def test_training_of_fifty_rounds_survives_random_kills(monkeypatch, tmp_path, plan_of_steps):
     results = []
     for seed in range(6):
-        views = simulate(monkeypatch, tmp_path, seed, num_steps=50)
+        views = simulate(monkeypatch, tmp_path, seed, 50, plan_of_steps)
         assert violations(views) == set()
         results.append(views.result is not None)
         if views.result is not None:
