@@ -391,7 +391,8 @@ class FederatedSum(Mechanism):
         for part, exponent in zip(self.mechanism.sum_parts, self._part_exponents, strict=True):
             # The trusted noise t in units of the grid, enlarged for rounding: step 1 above.
             noise, unit = part.mechanism, 2.0**exponent
-            size = part.weights.size * self.mechanism.num_joint_rounds
+            joint = 1 if self.mechanism.round_weights is None else self.mechanism.num_rounds
+            size = joint * part.weights.size
             rounded = math.sqrt(size) * part.weights.max() * unit
             rounding = SUM_ROUNDING + rounded / noise.sensitivity.value
             needed = float(noise.scale) * (1 + rounding) / (part.weights * unit)
@@ -444,7 +445,8 @@ class FederatedSum(Mechanism):
     def message_format(self) -> MessageFormat:
         """The format of the plan's messages, with a fingerprint of all that is public in it."""
         weights = [part.weights for part in self.mechanism.sum_parts]
-        digest = bytes.fromhex(hash_dataclass((self, self.grid, weights)))
+        public = (self, self.grid, weights, self.mechanism.round_weights)
+        digest = bytes.fromhex(hash_dataclass(public))
         return MessageFormat(
             fingerprint=digest[:16],
             num_holders=self.parties.num_holders,

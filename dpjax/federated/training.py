@@ -99,8 +99,9 @@ class ClippedGradientSum(RecordSum):
         return self.mechanism.num_steps
 
     @property
-    def num_joint_rounds(self) -> int:
-        return 1 if self.mechanism.correlation is None else self.num_rounds
+    def round_weights(self) -> npt.NDArray[np.float64] | None:
+        correlation = self.mechanism.correlation
+        return None if correlation is None else correlation.strategy_matrix(self.num_rounds)
 
     def init_buffers(self) -> npt.NDArray[np.float64]:
         """Returns the buffers of `multiply` and `solve` before the first round, of zeros.

@@ -79,9 +79,13 @@ class RecordSum(Mechanism):
         return 1
 
     @property
-    def num_joint_rounds(self) -> int:
-        """How many sums one record can move that are covered as one release of a longer vector."""
-        return 1
+    def round_weights(self) -> npt.NDArray[np.float64] | None:
+        """Weights of earlier rounds in what a round sends, where the event covers all as one.
+
+        A lower triangular matrix, or the first column of a Toeplitz one; ``None`` where each round
+        is a release of its own.
+        """
+        return None
 
     @property
     @abc.abstractmethod

@@ -278,6 +278,18 @@ def test_a_round_that_was_cut_off_is_computed_again(tmp_path, monkeypatch):
     np.testing.assert_allclose(run.sent[2], -np.sqrt(2) * weights[1], rtol=1e-5)
 
 
+def test_parties_with_other_weights_refuse_each_other(monkeypatch):
+    sums = sums_of(LambdaCGD(0.8))
+    plans = [plan_of(sums), plan_of(sums_of(LambdaCGD(0.81))), plan_of(sums_of(None))]
+    assert len({plan.message_format.fingerprint for plan in plans}) == 3
+
+    # The same strategy, of which another machine computes other numbers.
+    monkeypatch.setattr(LambdaCGD, "strategy_matrix", lambda self, num: 0.8 ** np.arange(num))
+    assert plan_of(sums_of(LambdaCGD(0.8))).message_format.fingerprint not in {
+        plan.message_format.fingerprint for plan in plans
+    }
+
+
 def test_what_does_not_fit_is_refused():
     sums = sums_of(LambdaCGD(0.8))
     start = sums.init_buffers()

@@ -171,8 +171,6 @@ def test_refusals():
     with pytest.raises(TypeError, match="correlation must be a strategy"):
         mechanism("banded")
     planned = mechanism(LambdaCGD(0.5))
-    with pytest.raises(ValueError, match="independent over rounds"):
-        ClippedGradientSum(planned, 5)
     with pytest.raises(ValueError, match="SubsampledGaussian with PoissonSampling"):
         subsampled_gaussian_steps(planned)
 
