@@ -32,7 +32,6 @@ from dpjax import (
     verify,
 )
 from dpjax.bdp.accountant import subsampled_gaussian_steps
-from dpjax.federated.training import ClippedGradientSum
 
 KEY = jax.random.key(2)
 WHOLE = CyclicPoissonSampling(24, 0.25, num_groups=4)
