@@ -10,10 +10,11 @@ mechanism, computes the guarantee anew, and compares.
 - Epsilon, the attack risks and mu, which follow from the event, the adjacency and delta. dpjax
   composes losses on a grid of its own and by closed forms; here the privacy loss distributions of
   dp-accounting are composed, each built from the event by dp-accounting, or by the formula of the
-  release's delta. Epsilon must agree to 1 % (at deltas below 1e-9 it may be 10 % above); risks and
-  mu, which are stated from a coarser grid, may be at most 2 % below and 10 % above.
-- The lower bound on epsilon must not be above epsilon. Other lower bounds, the regret of mu and the
-  epsilons of other accountants are not computed anew, and texts are not compared with the event.
+  release's delta. Epsilon may be at most 0.3 % below and 1 % above (at deltas below 1e-9 10 %),
+  risks and mu, which are stated from a coarser grid, at most 0.5 % below and 10 % above.
+- The lower bound on epsilon must not be above epsilon, nor other accountants' bounds below it.
+  These, other lower bounds and the regret of mu are not computed anew, and texts are not compared
+  with the event.
 - What must be consistent: the caveats with the run and with the tuning, the estimates with epsilon,
   the number of records with the event, and more.
 
@@ -51,9 +52,9 @@ from scipy.stats import beta, binom, chi2
 FORMAT = "dpjax certificate 1"
 # How far a stated number may be below and above what is computed here, relative: epsilon; epsilon
 # at deltas below the next number, which dpjax rounds up; attack risks and mu, from a coarser grid.
-_EPSILON_RANGE = (0.01, 0.01)
+_EPSILON_RANGE = (0.003, 0.01)
 _TINY_DELTA, _TINY_DELTA_RANGE = 1e-9, (0.01, 0.1)
-_RISK_RANGE = (0.02, 0.1)
+_RISK_RANGE = (0.005, 0.1)
 # How far it may be above, absolute: epsilon, risks, and mu, which rare losses decide.
 _ABSOLUTE, _RISK_ABSOLUTE, _MU_ABSOLUTE = 2e-6, 1e-7, 5e-4
 # The interval of the grid of losses, in standard deviations of one release's loss: of up to so many
@@ -126,6 +127,7 @@ _TYPES: dict[str, dict[str, Any]] = {
     "events": {"type": "array", "items": {"$ref": "#/$defs/event"}},
 }
 _METHODS = "pld", "rdp", "moments", "gdp_clt"
+_BOUNDS = "guarantee", "bound"
 # What an attack is measured by, and what guessing attains.
 _RISKS = {
     "advantage": 0.0,
@@ -390,7 +392,7 @@ def _form_errors(value: Any, schema: Values, path: str) -> Iterator[str]:
         )
         if not inside:
             yield f"{name} is out of range, got {value:g}"
-    if len(str(value)) < schema.get("minLength", 0):
+    if len(str(value).strip()) < schema.get("minLength", 0):
         yield f"{name} must not be empty"
     if "pattern" in schema and not re.fullmatch(schema["pattern"], value):
         yield f"{name} must match {schema['pattern']}, got {_shown(value)}"
@@ -426,7 +428,7 @@ def _shown(value: Any) -> str:
 
 def _inconsistencies(values: Values) -> Iterator[str]:
     """Yields an error message for every two fields that contradict each other."""
-    adjacency, caveats = values["adjacency"], " ".join(values["caveats"])
+    adjacency = values["adjacency"]
 
     # Whether the number of records is public, and what it is.
     public = adjacency != "add_remove" or bool(values["size_constants"])
@@ -443,6 +445,8 @@ def _inconsistencies(values: Values) -> Iterator[str]:
             yield '"size_constants" must not be empty: the event has the number of records'
         if size is not None and values["num_examples"] not in (None, size):
             yield f'"num_examples" is {values["num_examples"]}, but the event samples of {size}'
+        if size is not None and event.get("sample_size", 0) > size:
+            yield f"the event draws {event['sample_size']} of {size} records without replacement"
 
     # The estimates, the guarantee among them, and both bounds on epsilon.
     certified = [one for one in values["estimates"] if one["kind"] == "guarantee"]
@@ -457,6 +461,12 @@ def _inconsistencies(values: Values) -> Iterator[str]:
     for one in values["estimates"]:
         if (one["epsilon"] is None) != (one["kind"] == "unavailable"):
             yield f'the estimate "{one["method"]}" must have an epsilon unless it is unavailable'
+        is_limit = one["method"] == "gdp_clt"
+        if one["kind"] not in ("unavailable", *(["approximation"] if is_limit else _BOUNDS)):
+            yield f'the estimate "{one["method"]}" cannot be of the kind "{one["kind"]}"'
+        least = (1 - _EPSILON_RANGE[0]) * _number(values["epsilon"])
+        if one["kind"] in _BOUNDS and _number(one["epsilon"]) < least:
+            yield f'the estimate "{one["method"]}" is a bound below "epsilon", which is the least'
     lower = values["epsilon_lower"]
     if lower is not None and _number(lower) > _number(values["epsilon"]):
         yield '"epsilon_lower" is above "epsilon"'
@@ -508,21 +518,26 @@ def _inconsistencies(values: Values) -> Iterator[str]:
     selects = any(event["type"] == "RepeatAndSelect" for event in _events(values["event"]))
     if values["tuning"] == "counted" and not selects:
         yield '"tuning" is "counted", but the event has no selection of the best of several runs'
+    tuning = values["tuning"] or ""
     needed = {
-        "sampled exactly" if values["exact_noise"] else "floating point": "exact_noise",
-        "tuning hyper-parameters": "tuning" if values["tuning"] is None else "",
-        "choice is not counted": "tuning" if "not counted" in (values["tuning"] or "") else "",
-        "derived from a seed": "seeded" if values["seeded"] else "",
-        "so it is public": "size_constants" if public and adjacency == "add_remove" else "",
-        "and continued with more": "first_plan" if first else "",
-        "below one over the number": "delta" if size and values["delta"] * size >= 1 else "",
+        "Noise is sampled exactly": "exact_noise" if values["exact_noise"] else "",
+        "Noise sampled in floating point": "" if values["exact_noise"] else "exact_noise",
+        "The privacy cost of tuning hyper-parameters": "" if tuning else "tuning",
+        "The settings were chosen by results on the private": "tuning" * ("not counted" in tuning),
+        "This run protects nobody: its key was derived": "seeded" if values["seeded"] else "",
+        "The number of records was used to compute": "size_constants"
+        if public and adjacency == "add_remove"
+        else "",
+        "The run was planned with": "first_plan" if first else "",
+        "delta = ": "delta" if size and values["delta"] * size >= 1 else "",
     }
     for words, field in needed.items():
-        if field and words not in caveats:
-            yield f'the caveat of "{field}" is missing: none has the words "{words}"'
-        if not field and words in caveats:
-            yield f'a caveat with the words "{words}" contradicts the other fields'
-    if values["exact_noise"] and "in floating point" in caveats:
+        is_there = any(caveat.startswith(words) for caveat in values["caveats"])
+        if field and not is_there:
+            yield f'the caveat of "{field}" is missing: none begins with "{words}"'
+        if not field and is_there:
+            yield f'a caveat that begins with "{words}" contradicts the other fields'
+    if values["exact_noise"] and "in floating point" in " ".join(values["caveats"]):
         yield '"exact_noise" is true, but a caveat says that noise is sampled in floating point'
 
 

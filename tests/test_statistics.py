@@ -10,6 +10,7 @@ import pytest
 
 import dpjax
 from dpjax import statistics
+from dpjax.mechanisms import PermuteAndFlip
 from dpjax.statistics import counts, quantiles
 from dpjax.statistics.quantiles import rank_distances
 
@@ -182,6 +183,23 @@ def test_sensitivity_of_moments_bounds_all_neighbours(kind, adjacency):
     (mechanism,) = plan([query], adjacency=adjacency).mechanisms[-1]
     assert mechanism.sensitivity.value == pytest.approx(length, rel=1e-4)
     assert mechanism.sensitivity.value > length
+
+
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+@pytest.mark.parametrize("columns", ["xy", "xyz"])
+def test_sensitivity_of_moments_of_several_columns_bounds_all_neighbours(columns, adjacency):
+    bounds = dict.fromkeys(columns, (0.0, 1.0))
+    query = (
+        statistics.covariance(("x", "y"), bounds=((0.0, 1.0), (0.0, 1.0)))
+        if columns == "xy"
+        else statistics.regression("x", ["y", "z"], bounds=bounds)
+    )
+    weights, length = query.weights_and_sensitivity(adjacency)
+    records = itertools.product(np.linspace(-1, 1, 5), repeat=len(columns))
+    sums = np.stack([weights * query.sum(np.array([each])) for each in records])
+    others = sums if adjacency == "replace_one" else np.zeros_like(sums[:1])
+    largest = max(((sums - each) ** 2).sum(axis=1).max() for each in others)
+    assert 0.8 * length**2 <= largest <= length**2 * (1 + 1e-12)
 
 
 def grouped(kind, **changes):
@@ -374,6 +392,22 @@ def test_rank_distances_have_no_rounding_error():
     for candidate, distance in zip(grid, distances, strict=True):
         below, up_to = (int(np.searchsorted(values, candidate, side)) for side in ("left", "right"))
         assert Fraction(distance) == max(below - target, target - up_to, 0)
+
+
+def test_released_utilities_are_multiples_of_the_unit_of_ranks(people, monkeypatch):
+    """Also of the shifted ends, so that no rounding adds to how far neighbours move them."""
+    seen, select = [], PermuteAndFlip.release
+
+    def release(self, key, utilities):
+        seen.append(np.asarray(utilities))
+        return select(self, key, utilities)
+
+    monkeypatch.setattr(PermuteAndFlip, "release", release)
+    asked = [statistics.quantile("age", 0.3, bounds=BOUNDS, num_candidates=11)]
+    plan(asked).release(KEY, people)
+    assert len(seen) == 3
+    units = np.concatenate(seen) / quantiles._RANK_UNIT
+    assert (units[np.isfinite(units)] % 1 == 0).all()
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)

@@ -218,4 +218,11 @@ def length_dependent(
         reached.update(
             var for var, is_changed in zip(first.outvars, outputs, strict=True) if is_changed
         )
-    return [isinstance(atom, Var) and atom in reached for atom in one.outvars]
+    return [_is_changed(a, b, reached) for a, b in zip(one.outvars, other.outvars, strict=True)]
+
+
+def _is_changed(one: Any, other: Any, reached: set[Var]) -> bool:
+    """Whether an output or its shape is another one, if some variables have other values."""
+    if isinstance(one, JaxprLiteral) and isinstance(other, JaxprLiteral):
+        return not np.array_equal(one.val, other.val, equal_nan=True)
+    return isinstance(one, JaxprLiteral) != isinstance(other, JaxprLiteral) or one in reached

@@ -298,18 +298,18 @@ def check_program(
 
     # What reaches the outputs that are published.
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(outputs)]
-    published, names = [], []
+    published, names, kept = [], [], []
     for path, value in zip(paths, values, strict=True):
         is_private = any(
             path.startswith(beginning) and path[len(beginning) :][:1] in ("", "[", ".")
             for beginning in private_outputs
         )
         names.append(None if is_private else path or "the result")
+        (kept if is_private else published).append(value)
         if names[-1] is not None:
-            published.append(value)
             analysis.check_output(names[-1], value)
     analysis.check_keys([*values, *analysis.shown])
-    analysis.check_randomness([*published, *analysis.shown])
+    analysis.check_randomness([*published, *analysis.shown], kept)
     if adjacency == "add_remove":
         analysis.check_length(step, args, positions, program, names)
 
@@ -522,11 +522,12 @@ class _Analysis:
         if is_key(const):
             return Public(key=Key(("constant", next(self.numbers))), constant=True)
         varies = np.ndim(const) > 0 and bool(np.any(np.asarray(const) != np.ravel(const)[:1]))
-        if varies and self.length in np.shape(const):
+        if varies and np.shape(const)[0] == self.length:
             self.report(
                 False,
                 f"the program closes over an array of shape {np.shape(const)}, as long as the"
-                " records: arrays of records must be arguments",
+                " records: arrays of records must be arguments; if it is public, check the program"
+                " with another number of records",
             )
         return as_public(const)
 
@@ -566,8 +567,8 @@ class _Analysis:
             is_violation = value.is_decided and not value.draws
             self.report(is_violation, value.reason, value.where, path)
 
-    def check_randomness(self, published: Iterable[Value]) -> None:
-        """Reports noise that is used twice, and noise or samples that are returned."""
+    def check_randomness(self, published: Iterable[Value], private: Iterable[Value]) -> None:
+        """Reports noise that is used twice or kept, and noise or samples that are returned."""
         for one, other in itertools.combinations(self.releases, 2):
             if parts_overlap(one.noise, other.noise):
                 where = ", ".join(dict.fromkeys([one.where, other.where]))
@@ -582,6 +583,10 @@ class _Analysis:
                 self.report(True, "the noise of a release is returned as well")
             elif value.draws & self.samples:
                 self.report(True, "random numbers that choose or change records are returned")
+
+        # As of correlated noise: a later call may take it off a sum.
+        if any(isinstance(value, Public) and value.draws & noise for value in private):
+            self.report(False, "the noise of a release is kept, and may be used in a later call")
 
     def check_keys(self, outputs: Iterable[Value]) -> None:
         """Reports keys that are used twice, constant, or returned after their use."""
@@ -639,14 +644,20 @@ class _Analysis:
         empty = traced(0)
         if empty is not None:
             drawn = [
-                sum(one.params.get("name") in NORMAL for one in equations_at_any_depth(each.jaxpr))
+                sum(
+                    one.params.get("name") in NORMAL
+                    for one in equations_at_any_depth(
+                        each.jaxpr.replace(eqns=used_equations(each.jaxpr))
+                    )
+                )
                 for each in (program, empty[0])
             ]
             if drawn[1] < drawn[0]:
                 self.report(True, "without records less noise is drawn")
 
-        # With more records: the same program, of which no constant has another value.
+        # With other numbers of records: the same program, of which no constant has another value.
         lengths = [self.length + 1, self.length + 2, *(self.length * k for k in (2, 64, 4096))]
+        lengths += [self.length - 1, 1, 0]
         self.is_length_public = True
         for length in lengths:
             traced_too = traced(length)
@@ -654,8 +665,9 @@ class _Analysis:
                 continue
             other, given = traced_too
             self.is_length_public = False
-            dtypes = [[aval(out).dtype for out in one.jaxpr.outvars] for one in (program, other)]
-            if len(program.consts) != len(other.consts) or dtypes[0] != dtypes[1]:
+            outs = [[aval(out) for out in one.jaxpr.outvars] for one in (program, other)]
+            is_same = all(one.dtype == same.dtype for one, same in zip(*outs, strict=True))
+            if len(program.consts) != len(other.consts) or not is_same:
                 self.report(False, "another number of records gives another program")
                 return
             affected = [
@@ -669,15 +681,22 @@ class _Analysis:
                     program.jaxpr, other.jaxpr, changed, lines, self.public_vars, self.shared_vars
                 )
             except ValueError:
+                if length < max(self.length - 1, 2):  # of few rows JAX makes other programs
+                    continue
                 self.report(False, "another number of records gives another program")
                 return
-            found = [path for path, one in zip(paths, results, strict=True) if one and path]
+            # An output of another shape has the number in it.
+            shapes = [one.shape != same.shape for one, same in zip(*outs, strict=True)]
+            changed = [one or same for one, same in zip(results, shapes, strict=True)]
+            found = [path for path, one in zip(paths, changed, strict=True) if one and path]
             for path in found:
                 reason = "a constant depends on the number of records, private under add_remove"
                 self.report(True, reason, lines[0] if lines else "", path)
             if found:
                 return
-            if self.has_row_loops and length <= 2 * self.length:  # through more records too?
+            if (
+                self.has_row_loops and self.length < length <= 2 * self.length
+            ):  # through more records too?
                 longer = _Analysis(length)
                 longer.run_step(other, given, positions)
                 self.by_position |= longer.by_position
@@ -836,7 +855,12 @@ class _Analysis:
                 return self.sums_of_vmap(equation, inputs)
             sums = [added_up(equation, value, self.devices) for value in inputs]
             undecided = Mixed(f"the check does not follow {name}", where, False)
-            return [undecided if value is None else value for value in sums]
+            # As of gradients by parameters that do not vary by device.
+            mixing = Mixed(f"{name} adds up records of several devices", where, True)
+            return [
+                sum_of_all or (mixing if isinstance(value, Records) else undecided)
+                for value, sum_of_all in zip(inputs, sums, strict=True)
+            ]
         effects = [one for one in equation.effects if type(one).__name__ != "NamedAxisEffect"]
         if effects or name.endswith("callback"):
             if private:

@@ -244,7 +244,7 @@ FINDINGS = {
         "records reach pure_callback, which leaves th",
         "seen = jax.pure_callback(l",
     ),
-    "wrong_closed_over_array": ("the program closes over an array of shape (4", ""),
+    "wrong_closed_over_array": ("the program closes over an array of shape (6", ""),
     "wrong_noise_of_a_column_slice": ("returned without noise", "total = jnp.stack([unit(x)"),
     "wrong_sum_broadcast_along_an_axis": (
         "the noise multiplier is 0.3667",

@@ -62,6 +62,14 @@ def test_the_counts_are_those_of_a_threshold_on_the_quantiles(shift):
         assert np.sum(quantiles >= threshold) in (wrong, wrong - 1, wrong + 1)
 
 
+def test_the_bound_of_normal_scores_is_that_of_the_difference_of_means():
+    """With a standard error of sqrt(1 / n_in + 1 / n_out), and half of the failure probability."""
+    inside, outside = 4 * norm.ppf((np.arange(1_000) + 0.5) / 1_000) + 8, np.full(900, -4.0)
+    report = audit.one_run(inside, outside, GAUSSIAN, delta=DELTA, noise_std=4.0)
+    error = norm.isf(0.025) * np.sqrt(1 / 1_000 + 1 / 900)
+    assert report.mu == pytest.approx(3 - error, rel=1e-9)
+
+
 def test_no_separation_has_no_bound():
     quantiles = norm.ppf((np.arange(1_000) + 0.5) / 1_000)
     report = audit.one_run(quantiles, quantiles, GAUSSIAN, delta=DELTA)

@@ -1609,7 +1609,7 @@ def wrong_callback(key, w, x, y):
 @wrong
 def wrong_closed_over_array(key, w, x, y):
     """An array as long as the records is no argument."""
-    return unit(x).sum(0) + Z * normal(key, (4,)), jnp.asarray(np.arange(24.0).reshape(4, 6)).sum()
+    return unit(x).sum(0) + Z * normal(key, (4,)), jnp.asarray(np.arange(24.0).reshape(6, 4)).sum()
 
 
 # --- Wrong: found by reviews of the rules ------------------------------------------------------

@@ -7,7 +7,20 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from audit.test_program import W, X, Y, Z, column, gradients, loss, noisy, norms, scaled, total
+from audit.test_program import (
+    W,
+    X,
+    Y,
+    Z,
+    column,
+    gradients,
+    loss,
+    noisy,
+    norms,
+    scaled,
+    total,
+    updated,
+)
 from audit.test_program_facts import evaluate
 from jax import lax
 from jax.flatten_util import ravel_pytree
@@ -515,7 +528,7 @@ def sum_of_devices_twice(key, w, x, y):
     return noisy(key, sums, Z * C)
 
 
-@wrong("the check does not follow psum")
+@wrong("psum adds up records of several devices")
 @on_devices
 def records_of_devices_added(key, w, x, y):
     return noisy(key, total(clipped(w, lax.psum(x, "data"), y)), Z * C)
@@ -527,6 +540,110 @@ def all_records_on_every_device(key, w, x, y):
     body = lambda key, w, x, y: lax.psum(total(clipped(w, x, y)), "data")  # noqa: E731
     sums = jax.shard_map(body, mesh=MESH, in_specs=all_of_them, out_specs=P(), check_vma=False)
     return noisy(key, sums(key, w, x, y), Z * C)
+
+
+def sum_of_devices_by_gradients_of(parameters):
+    """A sum over devices, where JAX keeps account of the arrays that vary by device."""
+
+    def body(key, w, x, y):
+        return lax.psum(total(clipped(parameters(w), x, y)), "data")
+
+    specs = P(), P(), P("data"), P("data")
+    return jax.shard_map(body, mesh=MESH, in_specs=specs, out_specs=P())
+
+
+@right()
+def parameters_that_vary_by_device(key, w, x, y):
+    vary = lambda w: jax.tree.map(lambda a: lax.pcast(a, "data", to="varying"), w)  # noqa: E731
+    return noisy(key, sum_of_devices_by_gradients_of(vary)(key, w, x, y), Z * C)
+
+
+@wrong("adds up records of several devices")
+def gradients_of_all_devices_added(key, w, x, y):
+    return noisy(key, sum_of_devices_by_gradients_of(lambda w: w)(key, w, x, y), Z * C)
+
+
+# --- Number of records -------------------------------------------------------------------------
+
+
+def release(key, w, x, y):
+    return noisy(key, total(clipped(w, x, y)), Z * C)
+
+
+@wrong("a constant depends on the number of records", "add_remove")
+def number_of_records_returned(key, w, x, y):
+    return release(key, w, x, y), jnp.asarray(len(x))
+
+
+@wrong("a constant depends on the number of records", "add_remove")
+def zeros_for_all_records_returned(key, w, x, y):
+    return release(key, w, x, y), jnp.zeros(len(x))
+
+
+@wrong("a constant depends on the number of records", "add_remove")
+def nothing_without_records(key, w, x, y):
+    return optax.tree.scale(float(len(x) > 0), release(key, w, x, y))
+
+
+@wrong("a constant depends on the number of records", "add_remove")
+def nothing_with_one_record(key, w, x, y):
+    return optax.tree.scale(float(len(x) > 1), release(key, w, x, y))
+
+
+@wrong("less noise is drawn", "add_remove")
+def noise_not_used_without_records(key, w, x, y):
+    noise = release(key, w, x, y)
+    return noise if len(x) else jax.tree.map(jnp.zeros_like, noise)
+
+
+# --- Optimisers and local steps ----------------------------------------------------------------
+
+
+@right()
+def accumulated_by_optax(key, w, x, y):
+    optimizer = optax.MultiSteps(optax.adam(1e-3), 4)
+    return optimizer.update(release(key, w, x, y), optimizer.init(w), w)
+
+
+@wrong("returned without noise")
+def accumulated_before_the_noise(key, w, x, y):
+    optimizer = optax.MultiSteps(optax.adam(1e-3), 4)
+    updates, state = optimizer.update(total(clipped(w, x, y)), optimizer.init(w), w)
+    return noisy(key, updates, Z * C), state
+
+
+@right()
+def local_steps_of_each_client(key, w, x, y):
+    def client(x, y):
+        g = jax.grad(loss)
+        after, _ = lax.scan(lambda w, _: (updated(w, g(w, x, y)), None), w, length=3)
+        change = jax.tree.map(jnp.subtract, after, w)
+        return optax.tree.scale(jnp.minimum(1, C / optax.tree.norm(change)), change)
+
+    return noisy(key, total(jax.vmap(client)(x, y)), Z * C)
+
+
+@right()
+def mean_over_augmentations(key, w, x, y):
+    key, noise_key = jax.random.split(key)
+
+    def one(key, x, y):
+        views = x + 0.1 * jax.random.normal(key, (3, *x.shape))
+        g = jax.grad(lambda w: jax.vmap(loss, (None, 0, None))(w, views, y).mean())(w)
+        return optax.tree.scale(jnp.minimum(1, C / optax.tree.norm(g)), g)
+
+    return noisy(noise_key, total(jax.vmap(one)(jax.random.split(key, len(x)), x, y)), Z * C)
+
+
+@wrong("no bound is found")
+def augmentations_clipped_apart(key, w, x, y):
+    key, noise_key = jax.random.split(key)
+
+    def one(key, x, y):
+        views = x + 0.1 * jax.random.normal(key, (3, *x.shape))
+        return total(clipped(w, views, jnp.repeat(y, 3)))
+
+    return noisy(noise_key, total(jax.vmap(one)(jax.random.split(key, len(x)), x, y)), Z * C)
 
 
 # --- Tests -------------------------------------------------------------------------------------
@@ -563,6 +680,19 @@ def test_bounds_that_need_not_be_attained_at_once_are_no_violation():
         return noisy(key, [(one * s).sum(0), (two * s).sum(0)], Z * C)
 
     assert report(step, "zero_out").verdict == "not decided"
+
+
+def test_noise_that_is_kept_for_a_later_call_is_not_decided():
+    """The noises of consecutive calls cancel, so that only one is left in their sum."""
+
+    def step(key, w, x, y, last_noise):
+        noise = noisy(key, jax.tree.map(jnp.zeros_like, w), Z * C)
+        return add(total(clipped(w, x, y)), noise, optax.tree.scale(-1.0, last_noise)), noise
+
+    given = {"records": (2, 3), "noise_multiplier": Z, "adjacency": "zero_out"}
+    found = check_program(step, KEY, W, X, Y, W, private_outputs=("[1]",), **given)
+    assert found.verdict == "not decided"
+    assert "the noise of a release is kept" in str(found)
 
 
 @pytest.mark.slow

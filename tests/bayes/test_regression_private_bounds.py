@@ -1,5 +1,7 @@
 """Private bounds: their sensitivity, their distribution and their certificate."""
 
+from fractions import Fraction
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpjax.bayes.regression import PerturbedStatistics, PrivateBounds, RegressionBounds
+from dpjax.bayes.regression import (
+    HistogramBounds,
+    PerturbedStatistics,
+    PrivateBounds,
+    RegressionBounds,
+)
 from dpjax.mechanisms import Composition
 
 CANDIDATES = (0.5, 1.0, 2.0, 4.0)
@@ -31,6 +38,7 @@ def test_sensitivity_of_utilities_is_not_exceeded(data, new, quantile):
     for adjacency, neighbour in (
         ("add_remove", [*data, new]),
         ("replace_one", [new, *data[1:]]),
+        ("zero_out", [0.0, *data[1:]]),
     ):
         made = mechanism(adjacency=adjacency, quantile=quantile)
         both = [made._utilities(np.array(part), CANDIDATES) for part in (data, neighbour)]
@@ -42,12 +50,36 @@ def test_sensitivity_of_utilities_is_not_exceeded(data, new, quantile):
     [
         ("add_remove", 0.5, [0.1] * 4, [0.1] * 5),
         ("replace_one", 0.2, [0.1] * 5, [0.1] * 4 + [9.0]),
+        ("zero_out", 0.2, [9.0] * 5, [9.0] * 4 + [0.0]),
     ],
 )
 def test_sensitivity_of_utilities_is_attained(adjacency, quantile, data, neighbour):
     made = mechanism(adjacency=adjacency, quantile=quantile)
     both = [made._utilities(np.array(sizes), CANDIDATES) for sizes in (data, neighbour)]
     assert np.abs(both[0] - both[1]).max() >= 0.99 * made.choices[0].sensitivity.value
+
+
+def test_utilities_are_exact_fractions():
+    """A sum in floating point would be rounded, by more than the sensitivity allows."""
+    sizes = np.random.default_rng(1).uniform(0, 5, 9_973)
+    target = Fraction(0.1) * len(sizes)
+    utilities = mechanism(quantile=0.1)._utilities(sizes, CANDIDATES)
+    for utility, candidate in zip(utilities, CANDIDATES, strict=True):
+        assert Fraction(utility) == -abs(target - int(np.sum(sizes <= candidate)))
+
+
+@pytest.mark.parametrize("adjacency", ["add_remove", "zero_out", "replace_one"])
+def test_sensitivity_of_both_histograms_is_that_of_the_worst_neighbours(adjacency):
+    made = HistogramBounds(
+        x_norm_bounds=CANDIDATES, y_bounds=CANDIDATES, quantile=0.8, scale=3.0, adjacency=adjacency
+    )
+    ends = np.array([0.0, 0.7, 9.0, np.nan])
+    x, y = (np.ravel(each) for each in np.meshgrid(ends, ends))
+    counts = [made.sum_records(x[i : i + 1, None], y[i : i + 1]) for i in range(len(x))]
+    nothing = [np.zeros_like(counts[0])]
+    others = {"add_remove": nothing, "zero_out": nothing, "replace_one": counts}
+    distances = [np.linalg.norm(a - b) for a in counts for b in others[adjacency]]
+    assert max(distances) == pytest.approx(made.sensitivity.value)
 
 
 def records(n=2_000):

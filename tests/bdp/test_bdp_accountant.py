@@ -301,7 +301,7 @@ def test_arguments_of_the_accountant_are_refused(call, message):
         call()
 
 
-def training():
+def training(steps_per_call=5):
     """A short run on data of which some records are far from the others, and its mechanism."""
     data = jnp.concatenate([jnp.zeros((60, 3)), 30 * jnp.ones((4, 3))])
     described = gaussian_mechanism(
@@ -318,7 +318,7 @@ def training():
             mechanism=described,
             on_report=accountant,
             progress=False,
-            steps_per_call=5,
+            steps_per_call=steps_per_call,
         )
 
     return described, run
@@ -338,8 +338,9 @@ def test_training_accountant_adds_the_norms_of_every_report():
     assert accountant.state.num_done == 20
 
 
-def test_training_accountant_resumes_with_lost_steps_at_the_worst_case(tmp_path):
-    described, run = training()
+@pytest.mark.parametrize("steps_per_call", [1, 5])
+def test_training_accountant_resumes_with_lost_steps_at_the_worst_case(tmp_path, steps_per_call):
+    described, run = training(steps_per_call)
     blocks = []
     run(blocks.append)
     path = tmp_path / "accountant.npz"
@@ -348,9 +349,10 @@ def test_training_accountant_resumes_with_lost_steps_at_the_worst_case(tmp_path)
     again = bdp.TrainingAccountant(bdp.init(described), path)
     np.testing.assert_array_equal(again.state.costs, first.state.costs)
     again(blocks[2])  # the second block was lost
-    lost = bdp.update_worst_case(first.state, 5)
+    lost = bdp.update_worst_case(first.state, steps_per_call)
     lost = bdp.update(lost, blocks[2].infos.norms, blocks[2].infos.mask)
     np.testing.assert_allclose(again.state.costs, lost.costs, rtol=1e-14)
+    assert again.state.num_done == lost.num_done == 3 * steps_per_call
 
 
 @pytest.mark.parametrize(

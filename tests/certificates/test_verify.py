@@ -137,7 +137,10 @@ CHANGES = {
     "steps run": ({"num_steps_run": 101}, '"num_steps_run" is above "num_releases"'),
     "first plan": ({"first_plan": 50}, '"first_plan" must be below "num_steps_run"'),
     "seeded": ({"seeded": True}, 'the caveat of "seeded" is missing'),
-    "tuning": ({"tuning": "fixed in advance"}, 'the words "tuning hyper-parameters" contradicts'),
+    "tuning": (
+        {"tuning": "fixed in advance"},
+        '"The privacy cost of tuning hyper-parameters" contradicts',
+    ),
     "unknown tuning": ({"tuning": "none"}, '"tuning" must be one of'),
     "exact noise": ({"exact_noise": True}, 'the caveat of "exact_noise" is missing'),
     "few records": ({"num_examples": 50_000, "delta": 1e-4}, 'the caveat of "delta" is missing'),
@@ -162,6 +165,68 @@ def test_a_changed_field_is_refused(values, name):
     assert again.verdict == "refused"
     assert any(words in reason for reason in again.reasons), again.reasons
     assert not any("hash" in reason for reason in again.reasons)
+
+
+def _estimate(number, **changes):
+    def change(values):
+        values["estimates"][number] |= changes
+
+    return change
+
+
+def _without_floating_point(values):
+    """Says the opposite of the caveats, in words that hold theirs."""
+    values["caveats"] = [f"It is not true that: {caveat}" for caveat in values["caveats"]]
+
+
+# Changes of several fields that agree with each other, and words of the sentence that refuses them.
+FORGED = {
+    "a bound by another accountant": (
+        _estimate(1, epsilon=0.01),
+        'the estimate "rdp" is a bound below "epsilon"',
+    ),
+    "an approximation as a bound": (
+        _estimate(3, kind="bound"),
+        'the estimate "gdp_clt" cannot be of the kind "bound"',
+    ),
+    "a bound as an approximation": (
+        _estimate(1, epsilon=0.01, kind="approximation"),
+        'the estimate "rdp" cannot be of the kind "approximation"',
+    ),
+    "caveats denied": (_without_floating_point, 'the caveat of "exact_noise" is missing'),
+    "an empty unit": (lambda values: values.update(unit=" \t"), '"unit" must not be empty'),
+    "epsilon a little smaller": (
+        lambda values: (
+            values.update(epsilon=0.996 * values["epsilon"], epsilon_lower=0.1),
+            _estimate(0, epsilon=values["epsilon"])(values),
+        ),
+        '"epsilon" is',
+    ),
+    "mu a little smaller": (
+        lambda values: values.update(mu=0.985 * values["mu"]),
+        '"mu" is',
+    ),
+    "more records drawn than there are": (
+        lambda values: values.update(
+            event={
+                "type": "SampledWithoutReplacement",
+                "source_dataset_size": 5_000,
+                "sample_size": 6_000,
+                "event": {"type": "Gaussian", "noise_multiplier": 1.5},
+            }
+        ),
+        "the event draws 6000 of 5000 records",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_changes_that_agree_with_each_other_are_refused(values, name):
+    change, words = FORGED[name]
+    change(values)
+    result = verify.verify(rehashed(values))
+    assert result.verdict == "refused"
+    assert any(words in reason for reason in result.reasons), result.reasons
 
 
 @pytest.mark.parametrize("field", verify.SCHEMA["required"])
@@ -281,7 +346,10 @@ def test_runs_state_their_key_and_their_plan():
     assert (values["seeded"], values["num_steps_run"], values["first_plan"]) == (True, 100, 60)
     assert verify.verify(values).verdict == "verified"
     hidden = rehashed({**values, "seeded": False})
-    assert 'with the words "derived from a seed" contradicts' in verify.verify(hidden).reasons[0]
+    assert (
+        '"This run protects nobody: its key was derived" contradicts'
+        in verify.verify(hidden).reasons[0]
+    )
 
 
 @pytest.mark.parametrize("tuning", ["on simulated records", "on the private records, not counted"])

@@ -154,6 +154,15 @@ def test_checked_answer_rdp_exceeds_the_expected_cost_of_an_answer():
     assert pair > 1.2 * (check + 0.5 * answer[0])
 
 
+def test_rdp_of_orders_beyond_the_theorem_is_the_independent_one():
+    """Theorem 6 holds up to the order mu_1 = 1 + scale sqrt(-log q), here 45.7."""
+    orders = np.array([40.0, 46.0, 64.0, 1000.0])
+    found = bounds.gaussian_rdp(np.array([-20.0]), orders, 10.0)[0]
+    independent = orders / 10.0**2
+    assert found[0] < 0.99 * independent[0]
+    np.testing.assert_allclose(found[1:], independent[1:])
+
+
 def test_rdp_of_extreme_votes_is_finite():
     votes = np.zeros((10_000, 10))
     votes[:, 0] = np.linspace(0, 1e6, 10_000)

@@ -184,14 +184,36 @@ def test_private_scores_are_in_the_event():
     assert (scaled.run.noise_multiplier, scaled.score.scale) == (4.0, 8.0)
 
 
-def test_gaussian_scores_add_up_exactly():
+@pytest.mark.parametrize(
+    ("value", "total"), [(0.25, 16.0), (-3.0, 0.0), (3.0, 64.0), (math.nan, 0.0)]
+)
+def test_gaussian_scores_add_up_exactly(value, total):
+    """Those of one record are clipped to [0, 1]."""
     noise = dpjax.Gaussian(sensitivity.of_count(norm="l2", adjacency="zero_out"), scale=1e-6)
     mechanism = exactly(1, score=noise)
     study = tuned(
-        mechanism=mechanism, score=lambda params, example: 0.25 + 0 * example[0],
+        mechanism=mechanism, score=lambda params, example: value + 0 * example[0],
         candidates={"rate": [0.1]},
     )  # fmt: skip
-    assert study.best_value == pytest.approx(16.0, abs=1e-4)
+    assert study.best_value == pytest.approx(total, abs=1e-4)
+
+
+def test_every_score_has_noise_of_its_own():
+    """Candidates of all programs have different keys, also of their scores."""
+    noise = dpjax.DiscreteLaplace(sensitivity.of_count(norm="l1", adjacency="zero_out"), scale=1e6)
+    released, release = [], dpjax.DiscreteLaplace.release
+
+    def kept(self, key, value):
+        released.append(int(release(self, key, value)))
+        return np.int64(released[-1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dpjax.DiscreteLaplace, "release", kept)
+        tuned(
+            mechanism=exactly(4, score=noise), score=lambda params, example: 0.0 * example[0],
+            candidates={"rate": [0.1]}, candidates_per_program=2,
+        )  # fmt: skip
+    assert len(released) == len(set(released)) == 4
 
 
 @pytest.mark.slow
@@ -301,7 +323,7 @@ def test_an_interrupted_search_resumes_to_the_same_result(tmp_path):
         ({"candidates": {"rate": [math.nan]}}, "finite numbers"),
         ({"candidates": {"rate": [0.1], "num_steps": [3]}}, "all candidates have the mechanism's"),
         ({"candidates": {"rate": [0.1], "l2_clip": [0.0]}}, "l2_clip must be"),
-        ({"candidates": {"rate": [0.1], "noise_multiplier": [1.9]}}, "at least 2.0"),
+        ({"candidates": {"rate": [0.1], "noise_multiplier": [1.9999]}}, "at least 2.0"),
         ({"candidates": lambda key: 1.0}, "a dict of numbers by name"),
         ({"candidates": lambda key: {"rate": jnp.ones(2)}}, "one number"),
         ({"candidates": lambda: {}}, "candidates must be a function"),

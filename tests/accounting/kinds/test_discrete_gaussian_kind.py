@@ -21,7 +21,11 @@ from dpjax.accounting import (
     tradeoff_bounds,
     tradeoff_curve,
 )
-from dpjax.accounting.kinds.discrete_gaussian import DiscreteGaussianDpEvent, unit_mu
+from dpjax.accounting.kinds.discrete_gaussian import (
+    DiscreteGaussianDpEvent,
+    DiscreteGaussianNoise,
+    unit_mu,
+)
 from dpjax.adjacency import ADJACENCIES
 from dpjax.mechanisms import Composition, DiscreteGaussian, DiscreteLaplace
 from dpjax.sensitivity import Sensitivity
@@ -219,6 +223,16 @@ def test_unit_mu_of_any_integer_shift(variance):
     epsilons = np.linspace(0.0, 3 / variance, 400)
     exact = np.array([float_delta(variance, (1,), eps) for eps in epsilons])
     assert np.any(exact > gdp.delta(0.99 * mu, epsilons))
+
+
+@pytest.mark.parametrize("variance", [9e3, 1.1e4, 1e6])
+@pytest.mark.parametrize("shift", [1, 50])
+def test_mu_of_fine_noise_is_that_of_its_gaussian_and_more(variance, shift):
+    """The noise is of variance V - w before it is rounded at random, with w between 1/12 and 4."""
+    scale = math.sqrt(variance)
+    event = DiscreteGaussianDpEvent(scale / shift, scale)
+    squared = DiscreteGaussianNoise(event, "add_remove").squared_mu()
+    assert shift**2 / (variance - 1 / 12) <= squared <= shift**2 / (variance - 4) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("variance", [5.0, 12.0])

@@ -10,6 +10,7 @@ from scipy.stats import norm
 from dpjax.accounting import UnsupportedEventError, epsilon, epsilon_bounds, profile_bounds
 from dpjax.accounting.kinds import random_allocation
 from dpjax.accounting.kinds.random_allocation import lower_losses, upper_losses
+from dpjax.accounting.loss_distribution import TRANSFORM_ROUNDING
 from dpjax.sampling import AllocatedSampling
 from dpjax.sampling.allocation_event import RandomAllocationDpEvent
 
@@ -106,6 +107,15 @@ def test_lattices_of_one_step_are_gaussian():
     event = AllocatedSampling(10, steps_per_epoch=1).event([(1.0, 1)])
     assert event == GaussianDpEvent(1.0)
     assert epsilon(event, 1e-5, adjacency="zero_out") == pytest.approx(4.377178, abs=1e-6)
+
+
+@pytest.mark.parametrize("num_steps", [2, 100])
+def test_what_rounding_may_hide_counts_as_infinite(num_steps):
+    """The margin of two Fourier transforms of so many terms each, in every range of the sums."""
+    sums = random_allocation._sums(num_steps, 1.0, "upper")
+    assert all(one.left_out >= 2 * TRANSFORM_ROUNDING * num_steps for one in sums)
+    far = upper_losses(num_steps, 1.0, 0.02).delta(np.array([100.0]), "remove")
+    assert far[0] >= 2 * TRANSFORM_ROUNDING * num_steps
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 30])
