@@ -50,7 +50,9 @@ def test_render_page_has_the_finding_and_the_table_first(toy, folder):
     assert "row 2 claims less than is certified" in text
     assert "figures/toy_table_quick_accuracy.png" in text
     groups, names, first, *_ = cells(text)
-    assert [group for group in groups if group.strip()] == ["source", "measured", "certified"]
+    assert [group for group in groups if group.strip()] == [
+        "source", "measured", "certified", "run",
+    ]  # fmt: skip
     assert names == ["row", "accuracy %", "accuracy %", "CLT ε", "ε", "time, quick"]
     assert first[:5] == ["1", "91.0", "71.5", "0.8765", "2.235"]
 
