@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Collection
 from fractions import Fraction
+from numbers import Real
 from typing import Any, SupportsFloat, SupportsIndex, TypeGuard, cast
 
 import numpy as np
@@ -234,8 +235,24 @@ def from_pandas(value: Any, name: str) -> Any:
     if not hasattr(value, "to_numpy"):
         return value
     is_pandas = hasattr(value, "iloc")
+    if is_pandas:
+        columns = value.items() if value.ndim == 2 else [(value.name, value)]
+        for column, values in columns:
+            if not _holds_numbers(values):
+                raise ValueError(
+                    f"{name} must be real numbers, got column {column!r} of dtype {values.dtype}:"
+                    " texts, categories and lists become arrays of numbers before, such as tokens"
+                    " of one length or places in a public list of categories"
+                )
     array = as_numbers(value.to_numpy(na_value=np.nan) if is_pandas else value, name)
     return array.astype(np.float64) if array.dtype == object else array
+
+
+def _holds_numbers(column: Any) -> bool:
+    """Whether a pandas Series holds real numbers or truth values, missing ones among them."""
+    if getattr(column.dtype, "kind", "O") != "O":
+        return column.dtype.kind in "biuf"
+    return all(isinstance(each, Real) for each in column.dropna())
 
 
 def as_floats(value: object, name: str = "value") -> jax.Array:
