@@ -109,6 +109,7 @@ html_theme_options = {
 html_favicon = "_static/logo.svg"
 html_static_path = ["_static"]
 html_css_files = ["dpjax.css"]
+html_js_files = ["tables.js"]
 
 
 def copy_notebooks(_app: Any) -> None:

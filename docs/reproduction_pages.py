@@ -18,8 +18,11 @@ from experiments.lib.report import AGREEMENT_CAPTION, Block
 DOCS = Path(__file__).parent
 FOLDER = DOCS / "reproduction"
 BUILT = DOCS.parent / "build" / "docs"
-# A table of results with more columns than this, and than 1.5 times its rows, is transposed.
-_WIDE = 12
+# Characters in a line of a table in a window of 1,400 pixels, and those that the space between two
+# columns takes. The first column, of names, is at least so wide.
+_LINE, _BETWEEN, _NAMES = 154, 2, 16
+# A column of a table: its group, its heading and its cells.
+Column = tuple[str, str, Sequence[str]]
 
 
 def write_pages(modules: Mapping[str, Experiment], folder: Path = FOLDER) -> str:
@@ -169,34 +172,72 @@ def render_results(blocks: Sequence[Block]) -> str:
     """Returns the table of results: source, measured and certified, all profiles side by side.
 
     A column whose values are the same under every profile that has the row is shown once. A table
-    much wider than long is transposed: it has a column for each row of the source, and the names of
-    the groups stand in lines of their own.
+    that is too wide for the page is transposed, with a column for each row of the source and the
+    names of the groups in lines of their own, or cut into tables of the same rows, one below the
+    other: what makes fewer of them.
     """
     by_row = [{line.row.name: line for line in block.lines} for block in reversed(blocks)]
     rows = list(dict.fromkeys(name for lines in by_row for name in lines))
-    columns: list[tuple[str, str, list[str]]] = [("", "row", [escape(row) for row in rows])]
-    for group in tables.GROUPS:
-        first = True
-        for heading, cells in _group_columns(blocks, group, rows):
-            columns.append((group if first else "", heading, cells))
-            first = False
+    columns: list[Column] = [
+        (group, heading, cells)
+        for group in tables.GROUPS
+        for heading, cells in _group_columns(blocks, group, rows)
+    ]
     for block in blocks:
         times = {line.row.name: line.outcome.splitlines()[0] for line in block.lines}
         cells = [escape(times.get(row, "no row")) for row in rows]
-        columns.append(("", f"time, {block.profile}", cells))
-    if len(columns) > max(_WIDE, 1.5 * len(rows)):
-        _, *values = columns
-        lines: list[list[str]] = []
-        for group, heading, cells in values:
-            if group:
-                lines.append([f"**{group}**", *[""] * len(rows)])
-            lines.append([heading, *cells])
-        return list_table([["row", *map(escape, rows)]], lines)
-    groups, headings, by_column = zip(*columns, strict=True)
-    table = list_table([groups, headings], zip(*by_column, strict=True))
-    if len(columns) > _WIDE:
-        return f"The table scrolls; certified values are on its right.\n\n{table}"
-    return table
+        columns.append(("run", f"time, {block.profile}", cells))
+    names: Column = ("", "row", [escape(row) for row in rows])
+    upright = cut_table([names, *columns])
+    if len(upright) == 1:
+        return "\n\n".join(upright)
+
+    # Transposed: a line for each column, and for each name of a group.
+    lines: list[list[str]] = []
+    for number, (group, heading, cells) in enumerate(columns):
+        if group and (not number or group != columns[number - 1][0]):
+            lines.append([f"**{group}**", *[""] * len(rows)])
+        lines.append([heading, *cells])
+    headings, *by_row_name = zip(*lines, strict=True)
+    transposed = cut_table(
+        [("", "row", headings)]
+        + [("", escape(row), cells) for row, cells in zip(rows, by_row_name, strict=True)]
+    )
+    return "\n\n".join(min(upright, transposed, key=len))
+
+
+def cut_table(columns: Sequence[Column]) -> list[str]:
+    """Returns tables that fit the page, of the same rows: each begins with the first column."""
+    first, *others = columns
+    parts: list[list[Column]] = [[]]
+    room = 0
+    for column in others:
+        width = _width(column)
+        if room < width:
+            if parts[-1]:
+                parts.append([])
+            room = _LINE - max(_width(first), _NAMES)
+        parts[-1].append(column)
+        room -= width
+    return [_table([first, *part]) for part in parts]
+
+
+def _width(column: Column) -> int:
+    """Returns the characters that a column needs: those of its longest word, and a space."""
+    _, heading, cells = column
+    words = re.split(r"[\s-]", " ".join([heading, *cells]))
+    return max(len(re.sub(r"[\\`*]", "", word)) for word in words) + _BETWEEN
+
+
+def _table(columns: Sequence[Column]) -> str:
+    """Returns the table of columns, with a line of the groups' names where there are any."""
+    groups, headings, cells = zip(*columns, strict=True)
+    names = [
+        group if not number or group != groups[number - 1] else ""
+        for number, group in enumerate(groups)
+    ]
+    heading = [names, headings] if any(names) else [headings]
+    return list_table(heading, zip(*cells, strict=True))
 
 
 def _group_columns(
@@ -265,7 +306,8 @@ def render_block(experiment: Experiment, block: Block) -> list[str]:
         cells = [
             [line.row.name, *tables.table_cells(line, "settings", columns)] for line in block.lines
         ]
-        parts.append(list_table([heading], [list(map(escape, row)) for row in cells]))
+        by_column = zip(*(map(escape, row) for row in cells), strict=True)
+        parts += cut_table([("", *column) for column in zip(heading, by_column, strict=True)])
     parts.append(f"Run with {_join_versions(block)}.")
     for note in block.notes:
         rows = "; ".join(record.row for record in finished if record.note == note)

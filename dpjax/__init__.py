@@ -8,8 +8,9 @@ Public names are imported on first use (PEP 562), so ``import dpjax`` alone impo
 dp-accounting.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dpjax._lazy_imports import exports_on_first_use
 
 __version__ = "0.2.0"
 
@@ -177,13 +178,4 @@ if TYPE_CHECKING:
     )
     from dpjax.tuning import tune
 else:  # hidden from mypy, for which a module with __getattr__ has every attribute
-
-    def __getattr__(name: str) -> Any:
-        """Imports a public name, or a subpackage, on its first use."""
-        if name in _SUBPACKAGES:
-            return importlib.import_module(f"dpjax.{name}")
-        if name not in _MODULE_OF:
-            raise AttributeError(f"module 'dpjax' has no attribute {name!r}")
-        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
-        globals()[name] = value
-        return value
+    __getattr__ = exports_on_first_use(__name__, _EXPORTS, _SUBPACKAGES)

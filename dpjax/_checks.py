@@ -1,5 +1,7 @@
 """Checks of arguments: every error names the argument, the value and what is allowed."""
 
+from __future__ import annotations
+
 import inspect
 import math
 import operator
@@ -7,13 +9,13 @@ import os
 import re
 from collections.abc import Callable, Collection
 from fractions import Fraction
+from numbers import Real
 from typing import Any, SupportsFloat, SupportsIndex, TypeGuard, cast
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from dpjax._lazy_imports import is_jax_imported, jax, jnp
 from dpjax._typing import ArrayTree, PRNGKey
 
 # The smallest normal float64.
@@ -68,7 +70,7 @@ def check_path(name: str, value: object) -> None:
 
 def is_traced(value: object) -> bool:
     """Whether ``value`` is a tracer, which has no concrete value."""
-    return isinstance(value, jax.core.Tracer)
+    return is_jax_imported() and isinstance(value, jax.core.Tracer)
 
 
 def check_positive(name: str, value: object) -> None:
@@ -142,7 +144,7 @@ def as_key(key: object, name: str = "key") -> PRNGKey:
     """
     if is_key(key):
         return key
-    if isinstance(key, jax.Array | np.ndarray) and key.dtype == jnp.uint32 and key.shape == (2,):
+    if isinstance(key, jax.Array | np.ndarray) and key.dtype == np.uint32 and key.shape == (2,):
         return jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32")
     raise TypeError(
         f"{name} must be a scalar JAX key such as jax.random.key(0) (reproducible, for experiments)"
@@ -154,10 +156,14 @@ def as_key(key: object, name: str = "key") -> PRNGKey:
 def is_key(value: object) -> TypeGuard[PRNGKey]:
     """Whether ``value`` is one typed JAX key."""
     return (
-        isinstance(value, jax.Array)
+        _is_jax_array(value)
         and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
         and value.shape == ()
     )
+
+
+def _is_jax_array(value: object) -> TypeGuard[jax.Array]:
+    return is_jax_imported() and isinstance(value, jax.Array)
 
 
 def check_unmasked(name: str, value: object) -> None:
@@ -199,7 +205,7 @@ def as_numbers(value: object, name: str = "value") -> np.ndarray | jax.Array:
                 lambda x: np.asarray(x).tolist() if large or isinstance(x, jax.Array) else x, value
             )
             value = np.array(value, object) if large else value
-        array = value if isinstance(value, jax.Array) else np.asarray(value)
+        array = value if _is_jax_array(value) else np.asarray(value)
     except (TypeError, ValueError, OverflowError) as error:  # of rows of unequal lengths, keys
         raise ValueError(f"{name} must be {allowed}: {error}") from error
     if array.dtype == object:
@@ -212,8 +218,7 @@ def as_numbers(value: object, name: str = "value") -> np.ndarray | jax.Array:
         exact[:] = numbers
         check(all(isinstance(n, int | float) for n in numbers), name, array.dtype, allowed)
         return exact.reshape(array.shape)
-    kinds = (jnp.floating, jnp.integer, jnp.bool_)
-    real = any(jnp.issubdtype(array.dtype, kind) for kind in kinds) and array.dtype.itemsize <= 8
+    real = _is_real(array.dtype) and array.dtype.itemsize <= 8
     # numpy counts durations among the integers, in a unit that a bound does not state.
     check(real and array.dtype.kind != "m", name, array.dtype, allowed)
     return array
@@ -230,8 +235,24 @@ def from_pandas(value: Any, name: str) -> Any:
     if not hasattr(value, "to_numpy"):
         return value
     is_pandas = hasattr(value, "iloc")
+    if is_pandas:
+        columns = value.items() if value.ndim == 2 else [(value.name, value)]
+        for column, values in columns:
+            if not _holds_numbers(values):
+                raise ValueError(
+                    f"{name} must be real numbers, got column {column!r} of dtype {values.dtype}:"
+                    " texts, categories and lists become arrays of numbers before, such as tokens"
+                    " of one length or places in a public list of categories"
+                )
     array = as_numbers(value.to_numpy(na_value=np.nan) if is_pandas else value, name)
     return array.astype(np.float64) if array.dtype == object else array
+
+
+def _holds_numbers(column: Any) -> bool:
+    """Whether a pandas Series holds real numbers or truth values, missing ones among them."""
+    if getattr(column.dtype, "kind", "O") != "O":
+        return column.dtype.kind in "biuf"
+    return all(isinstance(each, Real) for each in column.dropna())
 
 
 def as_floats(value: object, name: str = "value") -> jax.Array:
@@ -335,6 +356,13 @@ def check_arrays(name: str, tree: object) -> None:
         kinds = int | float | complex | jax.Array | jax.ShapeDtypeStruct
         ok = isinstance(leaf, kinds) or (isinstance(dtype, np.dtype) and _is_numeric(dtype))
         check(ok, name, dtype, "a tree of arrays of numbers")
+
+
+def _is_real(dtype: np.dtype) -> bool:
+    """Whether ``dtype`` is one of real numbers or truth values, those of ml_dtypes among them."""
+    if isinstance(dtype, np.dtype) and dtype.kind in "biuf":
+        return True
+    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
 
 
 def _is_numeric(dtype: np.dtype) -> bool:

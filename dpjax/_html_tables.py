@@ -1,15 +1,16 @@
 """Tables of arrays, trees of arrays and fields, for the HTML of results in notebooks."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from dpjax._html import HTMLTable
+from dpjax._lazy_imports import jax, jnp
 from dpjax._typing import PyTree
 
 _MOST_ROWS, _MOST_ENTRIES, _MOST_CHARACTERS = 30, 4, 400

@@ -440,6 +440,20 @@ def test_version_help_and_refusals_import_no_jax(line):
     assert imported == ""
 
 
+def test_commands_of_numbers_import_no_jax():
+    lines = [
+        f"{name} {_EXAMPLES[name]}" for name in "epsilon noise steps certificate compare".split()
+    ]
+    code = (
+        "import sys; from dpjax.__main__ import main\n"
+        f"for line in {lines}:\n    main(line.split())\n"
+        "print(*sorted({'jax', 'optax', 'chex', 'dp_accounting'} & set(sys.modules)))"
+    )
+    process = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    *_, imported = process.stdout.decode().splitlines()
+    assert imported == "dp_accounting"  # power: what the commands import is found
+
+
 def test_module_runs_as_a_command():
     command = [sys.executable, "-m", "dpjax", "--version"]
     process = subprocess.run(command, check=True, capture_output=True)

@@ -68,21 +68,35 @@ def test_federated_imports_no_transport(imported):
     assert {"grpc", "dpjax.federated.processes"} <= imported["transport"]  # power
 
 
+def test_accounts_import_no_jax():
+    code = (
+        "import sys, dpjax; mechanism = dpjax.SubsampledGaussian(dpjax.PoissonSampling(100, 0.1),"
+        " l2_clip=1.0, noise_multiplier=1.0, num_steps=9, adjacency='zero_out')\n"
+        "print(mechanism.certificate(1e-3).epsilon > 0, 'jax' in sys.modules)\n"
+        "mechanism.noise(dpjax.release_key()); print('jax' in sys.modules)"
+    )
+    process = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert process.stdout.decode().split() == ["True", "False", "True"]  # the last one: power
+
+
 def test_training_and_releases_import_neither_accountants_nor_scipys_distributions(imported):
     assert not imported["training"] & set(ACCOUNTING.split())
     assert "dp_accounting" in imported["event"]  # power
     assert set(ACCOUNTING.split()) <= imported["accounting"]  # power
 
 
-def test_names_for_mypy_are_the_names_exported():
+@pytest.mark.parametrize("name", ["dpjax", "dpjax.gradients", "dpjax.mechanisms"])
+def test_names_for_mypy_are_the_names_exported(name):
     """The imports under ``TYPE_CHECKING`` and the table of exports list the same names."""
-    tree = ast.parse(Path(dpjax.__file__).read_text(encoding="utf-8"))
+    package = importlib.import_module(name)
+    tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
     blocks = [node for node in tree.body if isinstance(node, ast.If)]
     imports = [node for node in blocks[0].body if isinstance(node, ast.ImportFrom)]
     for_mypy = {(node.module, alias.name) for node in imports for alias in node.names}
-    exported = {(module, name) for name, module in dpjax._MODULE_OF.items()}
-    modules = {("dpjax", name) for name in dpjax._SUBPACKAGES}
+    exported = {(module, name) for module, names in package._EXPORTS.items() for name in names}
+    modules = {(name, module) for module in getattr(package, "_SUBPACKAGES", ())}
     assert for_mypy == exported | modules
+    assert {each for _, each in exported | modules} == set(package.__all__)
 
 
 @pytest.mark.parametrize("name", dpjax.__all__)

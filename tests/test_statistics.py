@@ -478,6 +478,39 @@ def test_count_interval_is_within_the_records_and_mirrored(number):
     assert (100 - mirrored[1], 100 - mirrored[0]) == pytest.approx((low, high), abs=1e-6)
 
 
+def released_by_city(people, *queries):
+    return statistics.release(
+        KEY, people, queries, epsilon=1.0, delta=1e-6, adjacency="add_remove", unit="one person"
+    )
+
+
+def test_difference_is_that_of_the_groups_with_the_distances_to_the_ends_as_squares(people):
+    released = released_by_city(people, grouped("mean"), grouped("variance"))
+    for label in ("mean of age by city", "variance of age by city"):
+        a, b = released[label]
+        found = released.difference(label, minuend="a", subtrahend="b")
+        assert found.estimate == a.estimate - b.estimate
+        below = np.hypot(a.estimate - a.low, b.high - b.estimate)
+        above = np.hypot(a.high - a.estimate, b.estimate - b.low)
+        assert (found.low, found.high) == (found.estimate - below, found.estimate + above)
+        assert found.noise_std == np.hypot(a.noise_std, b.noise_std)
+        # The other way round it is the negative one.
+        other = released.difference(label, minuend="b", subtrahend="a")
+        assert (other.low, other.high) == pytest.approx((-found.high, -found.low))
+
+
+def test_difference_refuses_estimates_that_are_not_independent(people):
+    """Bins of a histogram have records in common: more in one are fewer in the others."""
+    bins = statistics.histogram("city", categories=["a", "b"])
+    released = released_by_city(people, grouped("mean"), bins)
+    with pytest.raises(ValueError, match=r"statistic must be one of .*'mean of age by city'"):
+        released.difference("histogram of city", minuend="a", subtrahend="b")
+    with pytest.raises(ValueError, match=r"subtrahend must be one of .*, got 'c'"):
+        released.difference("mean of age by city", minuend="a", subtrahend="c")
+    with pytest.raises(ValueError, match="subtrahend must be another category"):
+        released.difference("mean of age by city", minuend="a", subtrahend="a")
+
+
 REFUSED = {
     "bounds are a column": (lambda: statistics.mean("x", bounds=(0, np.ones(5))), "bounds"),
     "bounds are one number": (lambda: statistics.mean("x", bounds=3), "bounds"),

@@ -267,6 +267,39 @@ def test_coverage_of_means_of_groups(num_examples, repeats, adjacency, fast_nois
     assert (covered[trivial == 0] < max(LARGEST, 0.9 + error)).all()
 
 
+def difference_coverage(num_examples, repeats, adjacency, shrink=1.0):
+    """Returns how often intervals of the difference of two groups' means cover it."""
+    asked = statistics.mean("y", bounds=BOUNDS, by="group", categories=["a", "b"])
+    made = statistics.plan([asked], epsilon=1.0, delta=1e-6, adjacency=adjacency)
+    rng = np.random.default_rng(23)
+    covered = 0
+    for number in range(repeats):
+        is_first = rng.random(num_examples) < 0.3
+        y = np.minimum(rng.exponential(np.where(is_first, 12.0, 10.0)), 100.0)
+        table = {"y": y, "group": np.where(is_first, "a", "b")}
+        found = made.release(jax.random.key(number), table).difference(
+            asked.label, minuend="a", subtrahend="b"
+        )
+        covered += abs(2.0 - found.estimate) <= shrink * (
+            found.high - found.estimate if found.estimate < 2.0 else found.estimate - found.low
+        )
+    return covered / repeats
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_examples", [300, 1000, 10_000])
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_coverage_of_differences_of_groups(num_examples, adjacency, fast_noise):
+    """With 4 standard deviations of slack: one of the six fails by chance once in 2,000 runs."""
+    found = difference_coverage(num_examples, 400, adjacency)
+    assert LEAST - slack(400, 4) < found < LARGEST + slack(400, 4)
+
+
+@pytest.mark.slow
+def test_power_intervals_of_differences_shrunk_by_a_third_do_not_cover(fast_noise):
+    assert difference_coverage(1000, 400, "add_remove", shrink=0.66) < LEAST - slack(400, 4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 def test_coverage_of_variances_of_groups(adjacency, fast_noise):

@@ -41,7 +41,7 @@ from dpjax._typing import ArrayTree, ClipBound
 from dpjax.accounting.log_moments import gaussian_log_moments, subsampled_gaussian_log_moments
 from dpjax.accounting.loss_distribution import Array
 from dpjax.bdp import estimators
-from dpjax.gradients.clipping import total_l2_clip
+from dpjax.gradients.clip_bound import total_l2_clip
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.poisson import PoissonSampling

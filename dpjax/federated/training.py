@@ -33,7 +33,7 @@ from dpjax._files import to_npz
 from dpjax._typing import ArrayTree, LossFn, PRNGKey, PyTree
 from dpjax.federated.noise import UInt64
 from dpjax.gradients import clipped_grad
-from dpjax.gradients.clipping import check_clip_numbers, total_l2_clip
+from dpjax.gradients.clip_bound import check_clip_numbers, total_l2_clip
 from dpjax.gradients.loss_checks import check_params
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.additive import Gaussian

@@ -15,6 +15,7 @@ from dpjax._checks import (
 from dpjax._jaxprs import is_slow_in_loops, primitive_names
 from dpjax._typing import ArrayTree, ClipBound, LossFn, MicrobatchSize, Params, PRNGKey
 from dpjax.gradients.bookkeeping.sums import clipped_sum as sum_by_bookkeeping
+from dpjax.gradients.clip_bound import total_l2_clip
 from dpjax.gradients.clip_rules import AdaptiveClip, GradientAndSlots
 from dpjax.gradients.clipping import (
     ClippedSum,
@@ -23,7 +24,6 @@ from dpjax.gradients.clipping import (
     clipped_grad_info,
     sum_of_clipped,
     sum_of_slots,
-    total_l2_clip,
 )
 from dpjax.gradients.loss_checks import (
     LossInput,

@@ -11,15 +11,15 @@ multiplier is that of the joint release, and the next bound is computed from rel
 the noisy slots over the *expected* batch size.
 """
 
+from __future__ import annotations
+
 import abc
 import math
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-
 from dpjax._checks import as_count, check, check_non_negative, check_positive
+from dpjax._lazy_imports import jax, jnp
 from dpjax._typing import Numeric, PyTree
 
 # A bound stays within this factor of the one that it started from.
@@ -191,7 +191,7 @@ class AdaptiveClip(abc.ABC):
         shape = jax.eval_shape(self.slots, jax.ShapeDtypeStruct((1,), jnp.float32), norm).shape
         return GradientAndSlots(params, jnp.full(shape[1:], bound, jnp.float32))
 
-    def at(self, bound: Numeric) -> "ScaledClip":
+    def at(self, bound: Numeric) -> ScaledClip:
         """Returns the rule that clips to a bound and divides by it.
 
         Args:

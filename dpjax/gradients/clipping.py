@@ -21,9 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from dpjax._checks import check, check_positive, is_traced
 from dpjax._typing import ClipBound, Numeric, PyTree
-from dpjax.adjacency import Adjacency, sensitivity_factor
 from dpjax.gradients.clip_rules import AdaptiveClip, ClipRule
 from dpjax.gradients.shard_map import as_varying, varying_axes
 
@@ -33,8 +31,6 @@ T = TypeVar("T")
 # Accelerators multiply float32 in fewer bits by default (10 in TF32, 7 in bfloat16): with norms
 # rounded like that a clipped example could exceed its bound.
 EXACT = jax.lax.Precision.HIGHEST
-# Squares of smaller numbers underflow in float32: norms below would be taken for zero.
-_LEAST_BOUND = 1e-12
 # Examples in one dot product. Its rounding errors may all have one sign (equal gradients), and grow
 # with the square of its length; those of compensated sums do not grow.
 PART_SIZE = 512
@@ -61,59 +57,6 @@ class ClippedGradInfo(NamedTuple):
 # (params, batch, mask).
 ClippedSum: TypeAlias = tuple[PyTree, ClippedGradInfo]
 ClippedSumFn: TypeAlias = Callable[..., ClippedSum]
-
-
-def total_l2_clip(l2_clip: ClipBound) -> float:
-    """Returns the largest L2 norm of one clipped example over the whole tree.
-
-    Args:
-      l2_clip: a number, or a prefix tree of numbers, one for each group of leaves.
-
-    Raises:
-      ValueError: a bound that is not a finite number of at least 1e-12.
-
-    >>> total_l2_clip({"conv": 3.0, "dense": 4.0})
-    5.0
-    """
-    leaves = jax.tree.leaves(l2_clip)
-    if not leaves:
-        raise ValueError(f"l2_clip must hold at least one number > 0, got {l2_clip!r}")
-    if len(leaves) > 1 and any(isinstance(leaf, AdaptiveClip) for leaf in leaves):
-        raise ValueError(
-            f"l2_clip must be numbers, AutomaticClip or PSACClip where it has several groups of"
-            f" leaves, got {l2_clip!r}: a bound that adapts is one for all parameters"
-        )
-    bounds = [float(b) if isinstance(b, ClipRule | AdaptiveClip) else b for b in leaves]
-    for bound in bounds:
-        check_positive("l2_clip", bound)
-        if not is_traced(bound):
-            check(float(bound) >= _LEAST_BOUND, "l2_clip", bound, f"at least {_LEAST_BOUND}")
-
-    return bounds[0] if len(bounds) == 1 else sum(bound**2 for bound in bounds) ** 0.5
-
-
-def check_clip_numbers(l2_clip: ClipBound, user: str) -> None:
-    """Raises ValueError for a clip bound with a rule in it, which ``user`` does not take."""
-    rules = [x for x in jax.tree.leaves(l2_clip) if isinstance(x, ClipRule | AdaptiveClip)]
-    if rules:
-        raise ValueError(
-            f"l2_clip must be a number, or numbers for groups of parameters, in {user}, got"
-            f" {rules[0]!r}: rules that normalise gradients or move the bound are for private_step"
-            " and train"
-        )
-
-
-def l2_sensitivity(l2_clip: ClipBound, adjacency: Adjacency) -> float:
-    """Returns the L2 sensitivity of a clipped sum: the total clip bound, doubled in replace-one.
-
-    Args:
-      l2_clip: as in `total_l2_clip`.
-      adjacency: ``"add_remove"``, ``"zero_out"`` or ``"replace_one"``.
-
-    >>> l2_sensitivity(1.5, "add_remove"), l2_sensitivity(1.5, "replace_one")
-    (1.5, 3.0)
-    """
-    return sensitivity_factor(adjacency) * total_l2_clip(l2_clip)
 
 
 def clip_and_sum(

@@ -35,6 +35,11 @@ from dpjax.gradients.shard_map import one_example
 if TYPE_CHECKING:
     from flax import linen, nnx
 
+# What to do with leaves that are not trained.
+_SEPARATE = (
+    "separate the leaves that are not trained, as in"
+    " equinox.partition(model, equinox.is_inexact_array), and combine both in loss_fn"
+)
 # Primitives that name a mesh axis without communication.
 _LOCAL = frozenset({"axis_index", "pvary"})
 _REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"})
@@ -259,13 +264,13 @@ def check_params(params: ArrayTree) -> None:
         if not hasattr(leaf, "dtype") and not isinstance(leaf, float | int | complex):
             raise ValueError(
                 f"params must be float arrays, but {name} is of type {type(leaf).__name__}:"
-                " separate the leaves that are not trained, as in"
-                " equinox.partition(model, equinox.is_inexact_array), and combine both in loss_fn"
+                f" {_SEPARATE}"
             )
         check_arrays("params", leaf)
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             raise ValueError(
-                f"params must be float arrays, but {name} has dtype {jnp.result_type(leaf)}"
+                f"params must be float arrays, but {name} has dtype {jnp.result_type(leaf)}:"
+                f" {_SEPARATE}"
             )
 
 

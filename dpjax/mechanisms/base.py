@@ -1,5 +1,7 @@
 """The base class of mechanisms, their adaptive composition, and what one release guarantees."""
 
+from __future__ import annotations
+
 import abc
 import dataclasses
 import functools
@@ -20,12 +22,12 @@ from dpjax.guarantee import (
     render_guarantee,
 )
 from dpjax.sampling.base import compose
-from dpjax.sensitivity import Sensitivity
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from dpjax.certificates.certificate import Certificate
+    from dpjax.sensitivity import Sensitivity
 
 _FOUR_DIGITS_UP = Context(prec=4, rounding=ROUND_CEILING)
 _NORM_NAMES = {"l1": "L1", "l2": "L2", "linf": "L-infinity"}
@@ -45,7 +47,7 @@ class Mechanism(abc.ABC):
         """What is released and for which neighbours: event, adjacency, unit and description."""
 
     @property
-    def event(self) -> "DpEvent":
+    def event(self) -> DpEvent:
         """The dp-accounting event, with noise multipliers relative to *one clip bound*."""
         return self.guarantee.event
 
@@ -62,7 +64,7 @@ class Mechanism(abc.ABC):
           factor: a finite number above zero.
         """
 
-    def certificate(self, delta: float) -> "Certificate":
+    def certificate(self, delta: float) -> Certificate:
         """Returns the privacy certificate at ``delta``: epsilon by every accountant of the event.
 
         Args:
@@ -195,7 +197,7 @@ class Interval(NamedTuple):
 
 
 def one_release(
-    event: "DpEvent", sensitivity: Sensitivity, unit: str, **description: str
+    event: DpEvent, sensitivity: Sensitivity, unit: str, **description: str
 ) -> Guarantee:
     """Returns the guarantee of one release of a statistic with exact noise."""
     return Guarantee(

@@ -16,7 +16,7 @@ from dpjax._typing import Numeric, PRNGKey, PyTree
 from dpjax.bayes.variational import DPSVI
 from dpjax.bayes.variational.noise_aware import pool
 from dpjax.bayes.variational.step import DPSVIState
-from dpjax.gradients.clipping import total_l2_clip
+from dpjax.gradients.clip_bound import total_l2_clip
 from dpjax.gradients.loss_checks import split_params
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.rehearsal.methods import Inference, Training

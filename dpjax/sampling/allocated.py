@@ -1,14 +1,13 @@
 """Random allocation: each record in k uniformly random steps of an epoch, one in each block."""
 
+from __future__ import annotations
+
 import collections
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import jax
-import jax.numpy as jnp
-
 from dpjax._checks import as_count, check, check_non_negative
-from dpjax._random import bits_at
+from dpjax._lazy_imports import jax, jnp
 from dpjax._typing import PRNGKey
 from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
 from dpjax.sampling.base import (
@@ -124,6 +123,8 @@ class AllocatedSampling(Sampling):
 
     def members_at(self, state: AllocatedState, positions: jax.Array) -> jax.Array:
         """Returns, for each of ``positions``, whether that record is in the batch of ``state``."""
+        from dpjax._random import bits_at
+
         # The epoch, the block, its length, and the step within it.
         epoch, step = jnp.divmod(state.step, self.steps_per_epoch)
         length, num_longer = divmod(self.steps_per_epoch, self.participations)
@@ -149,7 +150,7 @@ class AllocatedSampling(Sampling):
         """Returns ``physical_batch_size`` records at a time, each set in the order of the data."""
         return self._poisson.batch(draw, part)
 
-    def step_event(self, noise_multiplier: float) -> "DpEvent":
+    def step_event(self, noise_multiplier: float) -> DpEvent:
         """Returns the event of one step alone: a Poisson sample at the rate of a short block.
 
         The steps of a block are not independent; `event` has the account of several.
@@ -160,7 +161,7 @@ class AllocatedSampling(Sampling):
         rate = 1 / self.block_lengths[-1]
         return PoissonSampledDpEvent(rate, GaussianDpEvent(noise_multiplier))
 
-    def event(self, noise_runs: NoiseRuns) -> "DpEvent":
+    def event(self, noise_runs: NoiseRuns) -> DpEvent:
         """Returns a random allocation for each block begun, with the least noise of its steps."""
         check_noise_runs(noise_runs)
         steps = [sigma for sigma, count in noise_runs for _ in range(count)]
@@ -205,7 +206,7 @@ class AllocatedSampling(Sampling):
         )
 
 
-def _block_event(num_steps: int, noise_multiplier: float) -> "DpEvent":
+def _block_event(num_steps: int, noise_multiplier: float) -> DpEvent:
     """Returns the event of a block: of one step, that of a release of all records."""
     from dp_accounting import GaussianDpEvent
 

@@ -1,13 +1,13 @@
 """The interface of a sampler: draws batches on the device, and returns their privacy event."""
 
+from __future__ import annotations
+
 import abc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
-import jax
-import jax.numpy as jnp
-
 from dpjax._checks import as_count, as_key, as_numbers, batch_length, check, check_type
+from dpjax._lazy_imports import jax, jnp
 from dpjax._typing import ArrayTree, PRNGKey, PyTree
 from dpjax.adjacency import Adjacency, check_adjacency, is_size_public
 
@@ -129,10 +129,12 @@ class Sampling(abc.ABC):
           draw: from ``draw``.
           part: number of the physical batch, from 0.
         """
-        return batch_of_draw(draw.indices, draw.mask & (part == 0))
+        from dpjax.sampling.marks import batch_of_draw
+
+        return Batch(*batch_of_draw(draw.indices, draw.mask & (part == 0)))
 
     @abc.abstractmethod
-    def step_event(self, noise_multiplier: float) -> "DpEvent":
+    def step_event(self, noise_multiplier: float) -> DpEvent:
         """Returns the event of one step's noisy sum, with the noise over one clip bound.
 
         Args:
@@ -164,7 +166,7 @@ class Sampling(abc.ABC):
           adjacency: the neighbouring relation.
         """
 
-    def event(self, noise_runs: NoiseRuns) -> "DpEvent":
+    def event(self, noise_runs: NoiseRuns) -> DpEvent:
         """Returns the event of ``noise_runs``: pairs of noise multiplier and number of steps."""
         check_noise_runs(noise_runs)
         return compose([repeated(self.step_event(sigma), count) for sigma, count in noise_runs])
@@ -189,28 +191,18 @@ def check_noise_runs(noise_runs: NoiseRuns) -> None:
     check(pairs, "noise_runs", noise_runs, expected)
 
 
-def repeated(event: "DpEvent", count: int) -> "DpEvent":
+def repeated(event: DpEvent, count: int) -> DpEvent:
     """Returns ``count`` independent applications of ``event``."""
     from dp_accounting import SelfComposedDpEvent
 
     return event if count == 1 else SelfComposedDpEvent(event, count)
 
 
-def compose(events: Sequence["DpEvent"]) -> "DpEvent":
+def compose(events: Sequence[DpEvent]) -> DpEvent:
     """Returns the composition of ``events`` on the same records."""
     from dp_accounting import ComposedDpEvent
 
     return events[0] if len(events) == 1 else ComposedDpEvent(list(events))
-
-
-@jax.jit
-def batch_of_draw(indices: jax.Array, mask: jax.Array) -> Batch:
-    """Returns the batch.
-
-    In a traced program it marks for `dpjax.audit.check_program`, which does not analyse samplers,
-    that no index with a mask of True is there twice.
-    """
-    return Batch(indices, mask)
 
 
 def gather(data: T, indices: jax.Array) -> T:

@@ -1,14 +1,14 @@
 """Cyclic Poisson sampling: groups of records take turns, and are sampled in their turn."""
 
+from __future__ import annotations
+
 import itertools
 import math
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import jax
-import jax.numpy as jnp
-
 from dpjax._checks import as_count, check, check_rate
+from dpjax._lazy_imports import jax, jnp
 from dpjax._typing import PRNGKey
 from dpjax.adjacency import Adjacency
 from dpjax.sampling.base import (
@@ -148,11 +148,11 @@ class CyclicPoissonSampling(Sampling):
         separation = min(self.num_groups, as_count("num_steps", num_steps))
         return Participation(separation, self.group_rate == 1)
 
-    def step_event(self, noise_multiplier: float) -> "DpEvent":
+    def step_event(self, noise_multiplier: float) -> DpEvent:
         """Returns a Gaussian, Poisson-sampled at the rate within a group."""
         return self._group.step_event(noise_multiplier)
 
-    def event(self, noise_runs: NoiseRuns) -> "DpEvent":
+    def event(self, noise_runs: NoiseRuns) -> DpEvent:
         """Returns one step for each cycle begun, with the least noise of its steps."""
         check_noise_runs(noise_runs)
         steps = [sigma for sigma, count in noise_runs for _ in range(count)]

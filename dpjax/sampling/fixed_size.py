@@ -1,14 +1,13 @@
 """Samplers of fixed batch size: sampling without replacement, and shuffled epochs."""
 
+from __future__ import annotations
+
 import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-import jax
-import jax.numpy as jnp
-
 from dpjax._checks import as_count, as_key, check, check_non_negative
-from dpjax._random import random_subset
+from dpjax._lazy_imports import jax, jnp
 from dpjax._typing import PRNGKey
 from dpjax.adjacency import Adjacency, check_adjacency
 from dpjax.sampling.base import (
@@ -82,11 +81,13 @@ class FixedSizeSampling(_FixedSize):
     batch_size: int
 
     def draw(self, state: jax.Array) -> tuple[Batch, jax.Array]:
+        from dpjax._random import random_subset
+
         next_key, key = jax.random.split(state)
         chosen = random_subset(key, self.num_examples, self.batch_size, self.num_examples)
         return Batch(chosen, jnp.ones(self.batch_size, bool)), next_key
 
-    def step_event(self, noise_multiplier: float) -> "DpEvent":
+    def step_event(self, noise_multiplier: float) -> DpEvent:
         """Returns a Gaussian on a sample without replacement."""
         check_non_negative("noise_multiplier", noise_multiplier)
         from dp_accounting import GaussianDpEvent, SampledWithoutReplacementDpEvent
@@ -157,14 +158,14 @@ class ShuffledEpochs(_FixedSize):
         is_once = as_count("num_steps", num_steps) <= self.steps_per_epoch
         return Participation(num_steps if is_once else 1, is_fixed=is_once)
 
-    def step_event(self, noise_multiplier: float) -> "DpEvent":
+    def step_event(self, noise_multiplier: float) -> DpEvent:
         """Returns the event of one step alone: a Gaussian release on all records."""
         check_non_negative("noise_multiplier", noise_multiplier)
         from dp_accounting import GaussianDpEvent
 
         return GaussianDpEvent(noise_multiplier)
 
-    def event(self, noise_runs: NoiseRuns) -> "DpEvent":
+    def event(self, noise_runs: NoiseRuns) -> DpEvent:
         """Returns one Gaussian release for each epoch begun, with the least noise of its steps."""
         check_noise_runs(noise_runs)
         steps = [sigma for sigma, count in noise_runs for _ in range(count)]

@@ -1,18 +1,18 @@
 """Poisson sampling, plain and truncated to a maximal batch size."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dpjax._checks import as_count, check, check_non_negative, check_positive, check_rate
-from dpjax._random import bits_at, random_subset
+from dpjax._lazy_imports import jax, jnp
 from dpjax._typing import PRNGKey
 from dpjax.adjacency import Adjacency, is_size_public
-from dpjax.sampling.base import Batch, Sampling, batch_of_draw
+from dpjax.sampling.base import Batch, Sampling
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -64,7 +64,7 @@ class BitSet(NamedTuple):
             )
         return block * _BITS + place
 
-    def split_randomly(self, key: PRNGKey, most: int) -> tuple["BitSet", "BitSet"]:
+    def split_randomly(self, key: PRNGKey, most: int) -> tuple[BitSet, BitSet]:
         """Returns a uniformly random subset of at most ``most`` members, and the other members.
 
         Floyd's algorithm selects the other members, in as many rounds: none if the set has at most
@@ -254,15 +254,17 @@ class PoissonSampling(Sampling):
 
     def batch(self, draw: PoissonDraw, part: jax.Array | int) -> Batch:
         """Returns ``physical_batch_size`` records at a time, each set in the order of the data."""
+        from dpjax.sampling.marks import batch_of_draw
+
         size = self.physical_batch_size
         ranks = part * size + jnp.arange(size, dtype=jnp.int32)
         usual = draw.usual.records_at(ranks)
         further = draw.further.records_at(ranks - draw.usual.size)
         records = jnp.where(ranks < draw.usual.size, usual, further)
         indices = jnp.clip(records, 0, self.num_examples - 1)
-        return batch_of_draw(indices, ranks < draw.size)
+        return Batch(*batch_of_draw(indices, ranks < draw.size))
 
-    def step_event(self, noise_multiplier: float) -> "DpEvent":
+    def step_event(self, noise_multiplier: float) -> DpEvent:
         """Returns a Poisson-sampled Gaussian."""
         check_non_negative("noise_multiplier", noise_multiplier)
         from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
@@ -279,6 +281,8 @@ class PoissonSampling(Sampling):
 
     def _is_drawn(self, key: PRNGKey, positions: jax.Array) -> jax.Array:
         """Whether the records at ``positions`` are drawn; not past the last."""
+        from dpjax._random import bits_at
+
         is_record = positions < self.num_examples
         # Rate 1 has no threshold of 32 bits.
         if self._threshold >= _WORDS:
@@ -373,6 +377,8 @@ class TruncatedPoissonSampling(Sampling):
 
     def draw(self, state: jax.Array) -> tuple[Batch, jax.Array]:
         """Returns a Poisson draw, or a uniformly random subset of it if it is too large."""
+        from dpjax._random import random_subset
+
         next_key, bernoulli_key, subset_key = jax.random.split(state, 3)
         limit = self.truncated_batch_size
         untruncated = self._untruncated
@@ -386,7 +392,7 @@ class TruncatedPoissonSampling(Sampling):
         indices = jnp.minimum(drawn.records_at(ranks), self.num_examples - 1)
         return Batch(indices, jnp.arange(limit, dtype=jnp.int32) < drawn.size), next_key
 
-    def step_event(self, noise_multiplier: float) -> "DpEvent":
+    def step_event(self, noise_multiplier: float) -> DpEvent:
         """Returns a truncated Poisson-subsampled Gaussian on ``num_examples`` records."""
         check_non_negative("noise_multiplier", noise_multiplier)
         from dp_accounting import TruncatedSubsampledGaussianDpEvent

@@ -402,6 +402,10 @@ class GroupedMoments(Query):
     # Each group has a number of records of its own.
     _uses_size = False
 
+    @property
+    def _by_group(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(each.label for each in self.moments.statistics)
+
     def joined(self, other: "GroupedMoments") -> "GroupedMoments":
         """Returns one query of the statistics of both, which have the same groups and bounds."""
         moments = self.moments.joined(other.moments)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -120,7 +121,8 @@ class StatisticsPlan(Mechanism):
                 size = Size(max(number.estimate, 1.0), number.noise_std)
         estimates = [each for label in self.labels for each in found[label]]
         guarantee = self.guarantee.of_run(seeded=is_seeded(key))
-        return StatisticsRelease(tuple(estimates), guarantee, level=level)
+        by_group = tuple(label for query in self.queries for label in query._by_group)
+        return StatisticsRelease(tuple(estimates), guarantee, level=level, by_group=by_group)
 
 
 @dataclass(frozen=True)
@@ -131,12 +133,14 @@ class StatisticsRelease:
       estimates: in the order of the queries.
       guarantee: of the release.
       level: of each interval by itself.
+      by_group: labels of the means and variances by group.
     """
 
     estimates: tuple[Estimate, ...]
     guarantee: Guarantee
     _: KW_ONLY
     level: float
+    by_group: tuple[str, ...] = ()
 
     def certificate(self, delta: float) -> "Certificate":
         """Returns the certificate of all released numbers at ``delta``, in (0, 1)."""
@@ -150,6 +154,56 @@ class StatisticsRelease:
         labels = list(dict.fromkeys(each.statistic for each in self.estimates))
         check(bool(found), "statistic", statistic, f"one of {labels}")
         return found[0] if len(found) == 1 else found
+
+    def difference(self, statistic: str, *, minuend: str, subtrahend: str) -> Estimate:
+        """Returns the difference of a mean or variance between two groups, with its interval.
+
+        The records and the noise of two groups are independent, so the distances from the estimates
+        to the ends of both intervals are added as squares.
+
+        Source: Zou & Donner (2008), "Construction of confidence limits about effect measures", on
+        a difference.
+
+        Args:
+          statistic: label of a mean or a variance with ``by``.
+          minuend: the category whose estimate the other is subtracted from.
+          subtrahend: the category that is subtracted.
+
+        Privacy:
+          Computed from released numbers, at no privacy cost.
+
+        Raises:
+          ValueError: another statistic, whose estimates are not independent, or not two categories.
+
+        >>> from dpjax.statistics import mean
+        >>> records = {"y": np.arange(1000) % 50, "arm": np.array(["a", "b"]).repeat(500)}
+        >>> released = release(
+        ...     jax.random.key(0), records,
+        ...     [mean("y", bounds=(0, 50), by="arm", categories=["a", "b"])],
+        ...     epsilon=1.0, delta=1e-6, adjacency="add_remove")
+        >>> effect = released.difference("mean of y by arm", minuend="b", subtrahend="a")
+        >>> effect.low < 0 < effect.high
+        True
+        """
+        check(statistic in self.by_group, "statistic", statistic, f"one of {list(self.by_group)}")
+        groups = {each.entry: each for each in self.estimates if each.statistic == statistic}
+        for name, group in {"minuend": minuend, "subtrahend": subtrahend}.items():
+            check(group in groups, name, group, f"one of {list(groups)}")
+        check(minuend != subtrahend, "subtrahend", subtrahend, "another category than minuend")
+        one, other = groups[minuend], groups[subtrahend]
+
+        difference = one.estimate - other.estimate
+        below = math.hypot(one.estimate - one.low, other.high - other.estimate)
+        above = math.hypot(one.high - one.estimate, other.estimate - other.low)
+        return Estimate(
+            statistic=f"difference of {statistic}",
+            entry=f"{minuend} - {subtrahend}",
+            estimate=difference,
+            low=difference - below,
+            high=difference + above,
+            noise_std=math.hypot(one.noise_std, other.noise_std),
+            standard_error=math.hypot(one.standard_error, other.standard_error),
+        )
 
     def to_pandas(self) -> "pd.DataFrame":
         """Returns a DataFrame with one row for each estimate."""

@@ -72,6 +72,8 @@ class Query(abc.ABC):
 
     # Whether the estimates use the number of all records.
     _uses_size = True
+    # Labels whose estimates are of groups of records, without noise in common.
+    _by_group: tuple[str, ...] = ()
 
     @abc.abstractmethod
     def _make_mechanisms(

@@ -16,7 +16,8 @@ from dpjax._checks import (
     check_positive,
 )
 from dpjax._typing import Numeric, PRNGKey
-from dpjax.gradients.clipping import clip_and_sum, total_l2_clip
+from dpjax.gradients.clip_bound import total_l2_clip
+from dpjax.gradients.clipping import clip_and_sum
 from dpjax.gradients.shard_map import check_same_on_devices
 from dpjax.transforms.clip import check_per_example
 from dpjax.transforms.noise import (

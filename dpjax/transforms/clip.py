@@ -10,8 +10,9 @@ import optax
 
 from dpjax._checks import as_mask, batch_length, check
 from dpjax._typing import ClipBound
+from dpjax.gradients.clip_bound import total_l2_clip
 from dpjax.gradients.clip_rules import AdaptiveClip
-from dpjax.gradients.clipping import clip_and_sum, total_l2_clip
+from dpjax.gradients.clipping import clip_and_sum
 from dpjax.transforms.noise import check_description, static_bounds
 
 

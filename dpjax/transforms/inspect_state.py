@@ -17,7 +17,7 @@ from optax.schedules import InjectHyperparamsState, InjectStatefulHyperparamsSta
 from optax.transforms import PartitionState
 
 from dpjax._typing import Numeric
-from dpjax.gradients.clipping import total_l2_clip
+from dpjax.gradients.clip_bound import total_l2_clip
 from dpjax.transforms.aggregate import DifferentiallyPrivateAggregateState
 from dpjax.transforms.clip import ClipPerExampleState
 from dpjax.transforms.noise import AddGaussianNoiseState, NoiseDescription

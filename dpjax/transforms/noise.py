@@ -16,8 +16,9 @@ import optax
 from dpjax._checks import as_key, check_non_negative, check_type, is_traced
 from dpjax._random import normal
 from dpjax._typing import ArrayTree, ClipBound, Numeric, PRNGKey, PyTree
+from dpjax.gradients.clip_bound import total_l2_clip
 from dpjax.gradients.clip_rules import AdaptiveClip
-from dpjax.gradients.clipping import accumulator, total_l2_clip
+from dpjax.gradients.clipping import accumulator
 from dpjax.gradients.shard_map import check_same_on_devices
 from dpjax.transforms.correlation import Correlation
 

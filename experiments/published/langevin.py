@@ -17,7 +17,7 @@ from dpjax._typing import ArrayTree, ClipBound, LossFn, PRNGKey
 from dpjax.bayes.sgmcmc import OnePosteriorSample
 from dpjax.bayes.sgmcmc.langevin import LogPrior
 from dpjax.bayes.sgmcmc.one_posterior_sample import clipped_log_likelihood
-from dpjax.gradients.clipping import total_l2_clip
+from dpjax.gradients.clip_bound import total_l2_clip
 
 P = TypeVar("P")
 

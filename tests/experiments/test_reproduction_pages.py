@@ -50,7 +50,9 @@ def test_render_page_has_the_finding_and_the_table_first(toy, folder):
     assert "row 2 claims less than is certified" in text
     assert "figures/toy_table_quick_accuracy.png" in text
     groups, names, first, *_ = cells(text)
-    assert [group for group in groups if group.strip()] == ["source", "measured", "certified"]
+    assert [group for group in groups if group.strip()] == [
+        "source", "measured", "certified", "run",
+    ]  # fmt: skip
     assert names == ["row", "accuracy %", "accuracy %", "CLT ε", "ε", "time, quick"]
     assert first[:5] == ["1", "91.0", "71.5", "0.8765", "2.235"]
 
@@ -78,11 +80,12 @@ def test_render_page_has_both_profiles_where_they_differ(toy, longer, plan, fold
 
 
 def test_render_results_transposes_a_table_much_wider_than_long(toy, longer, plan, folder):
+    names = [f"a long heading of value {i}" for i in range(30)]
     wide = replace(
         toy.experiment,
         rows=lambda profile: toy.rows(profile)[:2],
         run_row=lambda row, context: replace(
-            toy.run_row(row, context), measured={f"value {i}": float(i) for i in range(12)}
+            toy.run_row(row, context), measured=dict.fromkeys(names, 1.0)
         ),
     )
     run_experiment(wide, replace(plan, fresh=True))
@@ -92,11 +95,26 @@ def test_render_results_transposes_a_table_much_wider_than_long(toy, longer, pla
         ["**source**", "", ""],
         ["accuracy %", "91.0", "92.0"],
         ["**measured**", "", ""],
-        *([f"value {i}", f"{i}", f"{i}"] for i in range(12)),
+        *([name, "1", "1"] for name in names),
         ["**certified**", "", ""],
         ["ε", "2.235", "3.235"],
+        ["**run**", "", ""],
         ["time, quick", "0.0 s", "0.0 s"],
     ]
+
+
+def test_cut_table_puts_columns_that_do_not_fit_into_tables_of_the_same_rows():
+    names = ("", "row", ["a", "b"])
+    columns = [("measured", "w" * 60, ["1", "2"]), ("measured", "x" * 60, ["3", "4"])]
+    assert len(pages.cut_table([names, *columns])) == 1
+    first, second = pages.cut_table([names, *columns, ("certified", "y" * 60, ["5", "6"])])
+    assert cells(first) == [
+        ["", "measured", ""],
+        ["row", "w" * 60, "x" * 60],
+        ["a", "1", "3"],
+        ["b", "2", "4"],
+    ]
+    assert cells(second) == [["", "certified"], ["row", "y" * 60], ["a", "5"], ["b", "6"]]
 
 
 @pytest.mark.slow
@@ -174,14 +192,17 @@ def test_committed_pages_show_every_certified_value(module):
     blocks = pages.load_blocks(experiment)
     text = pages.render_page(module, experiment, blocks)
     assert (Path(__file__).parents[2] / f"{module.replace('.', '/')}.py").exists()
-    table = cells(text)
-    if table[0][0] == "row":  # transposed
-        table = [list(line) for line in zip(*table, strict=True)]
+    results = text.partition("## What was run")[0].split("```{list-table}")[1:]
+    table = []
+    for part in results:
+        lines = cells("{list-table}" + part)
+        # Transposed, or the row of another part continued.
+        table += map(list, zip(*lines, strict=True)) if lines[0][0] == "row" else lines
     for block in blocks:
         columns = table_columns(block.lines, "certified")
         assert not block.problems
         assert block.findings
         for line in block.lines:
-            shown = next(row for row in table if row[0] == pages.escape(line.row.name))
+            shown = [cell for row in table if row[0] == pages.escape(line.row.name) for cell in row]
             for cell in table_cells(line, "certified", columns):
                 assert without_zeros(pages.escape(cell)) in map(without_zeros, shown)

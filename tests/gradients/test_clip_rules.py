@@ -12,8 +12,9 @@ from scipy import stats
 import dpjax
 from dpjax.bayes import sgmcmc
 from dpjax.gradients import GradientAndSlots
+from dpjax.gradients.clip_bound import total_l2_clip
 from dpjax.gradients.clip_rules import AdaptiveClip, ScaledClip
-from dpjax.gradients.clipping import clip_and_sum, sum_of_slots, total_l2_clip
+from dpjax.gradients.clipping import clip_and_sum, sum_of_slots
 from dpjax.transforms.inspect_state import find_noise
 
 NORMS = jnp.array([0.0, 1e-30, 1e-6, 0.01, 0.3, 0.999, 1.0, 1.001, 2.0, 1e3, 1e18], jnp.float32)

@@ -3,9 +3,14 @@
 import inspect
 import sys
 import types
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import jax
+
+import dpjax
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 from public_names import public_names as public_names
@@ -45,9 +50,32 @@ def function_of(member: Any) -> Any:
     return member.fget if isinstance(member, property) else getattr(member, "__func__", member)
 
 
+def signature_of(function: Any) -> inspect.Signature:
+    """Returns the signature, annotations evaluated but for names that only type checkers import."""
+    names = {"jax": jax, "Correlation": dpjax.transforms.Correlation}
+    names |= vars(sys.modules[function.__module__])
+
+    def evaluate(annotation: Any) -> Any:
+        if annotation in (None, inspect.Signature.empty):
+            return annotation
+        try:
+            alone = types.SimpleNamespace(__annotations__={"x": annotation})
+            value = typing.get_type_hints(alone, names)["x"]
+        except NameError:
+            return annotation
+        return None if value is type(None) else value
+
+    signature = inspect.signature(function)
+    parameters = [
+        each.replace(annotation=evaluate(each.annotation)) for each in signature.parameters.values()
+    ]
+    returns = evaluate(signature.return_annotation)
+    return signature.replace(parameters=parameters, return_annotation=returns)
+
+
 def describe(name: str, value: Any, owner: type | None = None) -> PublicCallable:
     """Returns a public object, or the member that ``owner`` defines, with what is checked of it."""
-    signature = inspect.signature(function_of(value))
+    signature = signature_of(function_of(value))
     documented = [value]
     if isinstance(value, type):
         documented = bases_in_dpjax(value)

@@ -152,7 +152,7 @@ def test_poisson_threshold_rounded_down(rate, monkeypatch):
     threshold = math.floor(Fraction(rate) * 2**32)
     words = [w for w in (0, threshold - 1, threshold, threshold + 1) if 0 <= w < 2**32]
     monkeypatch.setattr(
-        "dpjax.sampling.poisson.bits_at",
+        "dpjax._random.bits_at",
         lambda key, positions, size: jnp.array(words, jnp.uint32)[positions],
     )
     draw, _ = PoissonSampling(len(words), rate).draw(jax.random.key(0))

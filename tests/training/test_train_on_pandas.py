@@ -77,5 +77,5 @@ def test_sample_on_frames_is_sample_on_their_arrays():
 
 def test_runs_refuse_frames_that_hold_no_numbers():
     for run in (trained, sampled):
-        with pytest.raises(ValueError, match="data must be real numbers"):
+        with pytest.raises(ValueError, match="data must be real numbers, got column 'b'"):
             run((FRAME.assign(b="x"), LABELS))

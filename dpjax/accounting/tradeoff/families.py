@@ -5,15 +5,13 @@ precision of their arguments, so for tails and small deltas call them with float
 ``jax.enable_x64(True)``. All else is float64 on the host.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import KW_ONLY, dataclass
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jax.scipy.special import log_ndtr, ndtr, ndtri
-from jax.typing import ArrayLike
 from scipy import special
 from scipy.special import expit
 
@@ -25,6 +23,7 @@ from dpjax._checks import (
     check_positive,
     check_share,
 )
+from dpjax._lazy_imports import jax, jnp
 from dpjax.accounting.tradeoff.base import (
     ROUNDING,
     Array,
@@ -308,7 +307,7 @@ def from_profile(epsilons: npt.ArrayLike, deltas: npt.ArrayLike) -> Discrete:
     return mirrored(small, large)
 
 
-def gaussian_type_two(mu: ArrayLike, alpha: ArrayLike) -> jax.Array:
+def gaussian_type_two(mu: jax.typing.ArrayLike, alpha: jax.typing.ArrayLike) -> jax.Array:
     """Returns G_mu(alpha) = Phi(Phi^-1(1 - alpha) - mu), the type II error of mu-GDP.
 
     Works under ``jit``, ``vmap`` and ``grad``.
@@ -327,10 +326,11 @@ def gaussian_type_two(mu: ArrayLike, alpha: ArrayLike) -> jax.Array:
     """
     # Through the lower quantile: 1 - alpha would round small levels away.
     levels = as_floats(alpha, "alpha").astype(float)
-    return ndtr(-ndtri(levels) - as_floats(mu, "mu"))
+    special = jax.scipy.special
+    return special.ndtr(-special.ndtri(levels) - as_floats(mu, "mu"))
 
 
-def gaussian_delta(mu: ArrayLike, epsilon: ArrayLike) -> jax.Array:
+def gaussian_delta(mu: jax.typing.ArrayLike, epsilon: jax.typing.ArrayLike) -> jax.Array:
     """Returns the delta at which mu-GDP is (epsilon, delta)-DP, for ``mu`` above zero.
 
     Works under ``jit``, ``vmap`` and ``grad``.
@@ -349,6 +349,7 @@ def gaussian_delta(mu: ArrayLike, epsilon: ArrayLike) -> jax.Array:
     """
     mu = as_floats(mu, "mu").astype(float)
     epsilon = as_floats(epsilon, "epsilon").astype(float)
+    log_ndtr = jax.scipy.special.log_ndtr
     first = log_ndtr(mu / 2 - epsilon / mu)
     second = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
     return -jnp.exp(first) * jnp.expm1(second - first)

@@ -39,7 +39,7 @@ from dpjax._checks import (
 )
 from dpjax._typing import ArrayTree, ClipBound, Numeric, Params, PRNGKey, PyTree
 from dpjax.adjacency import Adjacency
-from dpjax.gradients.clipping import check_clip_numbers, total_l2_clip
+from dpjax.gradients.clip_bound import check_clip_numbers, total_l2_clip
 from dpjax.guarantee import Guarantee
 from dpjax.mechanisms.base import Mechanism
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian

@@ -20,7 +20,7 @@ from dpjax.bayes.sgmcmc.langevin import (
     sampler_update,
     scale_tree,
 )
-from dpjax.gradients.clipping import total_l2_clip
+from dpjax.gradients.clip_bound import total_l2_clip
 from dpjax.transforms import PrivateTransformation
 from dpjax.transforms.noise import gaussian_like
 

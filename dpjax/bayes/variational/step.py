@@ -63,7 +63,8 @@ from dpjax.bayes.variational.gradient_trace import (
 )
 from dpjax.bayes.variational.model_args import Leaves, StepData, Values
 from dpjax.gradients import clipped_grad
-from dpjax.gradients.clipping import rounding_margin, total_l2_clip
+from dpjax.gradients.clip_bound import total_l2_clip
+from dpjax.gradients.clipping import rounding_margin
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.training.batch_gradient import StepInfo, sum_next_draw
 from dpjax.training.run import Chunk, Update

@@ -86,7 +86,7 @@ from dpjax.bayes.variational.validate import (
     find_sites,
     initial_value,
 )
-from dpjax.gradients.clipping import check_clip_numbers, total_l2_clip
+from dpjax.gradients.clip_bound import check_clip_numbers, total_l2_clip
 from dpjax.keys import seeded_flag
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
 from dpjax.sampling.poisson import PoissonSampling
