@@ -298,16 +298,19 @@ def check_program(
 
     # What reaches the outputs that are published.
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(outputs)]
-    published, names, kept = [], [], []
+    published: list[Value] = []
+    kept: list[Value] = []
+    names: list[str | None] = []
     for path, value in zip(paths, values, strict=True):
         is_private = any(
             path.startswith(beginning) and path[len(beginning) :][:1] in ("", "[", ".")
             for beginning in private_outputs
         )
-        names.append(None if is_private else path or "the result")
+        name = None if is_private else path or "the result"
+        names.append(name)
         (kept if is_private else published).append(value)
-        if names[-1] is not None:
-            analysis.check_output(names[-1], value)
+        if name is not None:
+            analysis.check_output(name, value)
     analysis.check_keys([*values, *analysis.shown])
     analysis.check_randomness([*published, *analysis.shown], kept)
     if adjacency == "add_remove":
