@@ -1,7 +1,7 @@
 """Settings that rehearsals choose on simulated records, against grids on the records themselves.
 
 ``python -m experiments run rehearsal_settings``: three minutes on two CPU cores in the quick
-profile, a quarter of an hour with ``--profile paper``.
+profile, an hour with ``--profile paper``.
 """
 
 import dataclasses
