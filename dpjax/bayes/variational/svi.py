@@ -15,7 +15,15 @@ import optax
 from numpyro.infer import ELBO, SVI, Predictive, Trace_ELBO
 from numpyro.infer.svi import SVIState
 
-from dpjax._checks import as_count, as_key, check_choice, check_count, check_share, check_type
+from dpjax._checks import (
+    as_count,
+    as_key,
+    check,
+    check_choice,
+    check_count,
+    check_share,
+    check_type,
+)
 from dpjax._hashing import hash_arrays
 from dpjax._html import HTMLTable
 from dpjax._html_tables import leaf_table
@@ -89,7 +97,8 @@ from dpjax.bayes.variational.validate import (
 from dpjax.gradients.clip_bound import check_clip_numbers, total_l2_clip
 from dpjax.keys import seeded_flag
 from dpjax.mechanisms.subsampled_gaussian import SubsampledGaussian
-from dpjax.sampling.poisson import PoissonSampling
+from dpjax.sampling.fixed_size import FixedSizeSampling
+from dpjax.sampling.poisson import PoissonSampling, TruncatedPoissonSampling
 from dpjax.training.batch_gradient import StepInfo
 from dpjax.training.data import Stream, as_training_data
 from dpjax.training.run import (
@@ -556,8 +565,9 @@ class DPSVI:
         Raises:
           ValueError: another sampler than `dpjax.PoissonSampling`, or a number out of range.
         """
-        self._check_poisson()
-        sampling: Any = self.mechanism.sampling
+        sampling = self.mechanism.sampling
+        if not isinstance(sampling, PoissonSampling):
+            raise ValueError(f"sampling must be PoissonSampling, got {sampling!r}")
         sampling = replace(sampling, num_examples=num_examples, physical_batch_size=0)
         return DPSVI(
             self.model,
@@ -570,12 +580,6 @@ class DPSVI:
             release_clipped_share=self.release_clipped_share,
             **self.static_kwargs,
         )
-
-    def _check_poisson(self) -> None:
-        """Raises ValueError for a sampler whose batches depend on those before."""
-        sampling = self.mechanism.sampling
-        if not isinstance(sampling, PoissonSampling):
-            raise ValueError(f"sampling must be PoissonSampling, got {sampling!r}")
 
     def init(
         self, rng_key: PRNGKey, *args: object, init_params: Values | None = None, **kwargs: object
@@ -682,10 +686,13 @@ class DPSVI:
           if it is replaced.
 
         Raises:
-          ValueError: another sampler than `dpjax.PoissonSampling`: a batch is drawn from the key
-            alone, whatever was drawn before.
+          ValueError: a sampler whose batches depend on those before, such as
+            `dpjax.CyclicPoissonSampling`: this one is drawn from the key alone.
         """
-        self._check_poisson()
+        independent = PoissonSampling | TruncatedPoissonSampling | FixedSizeSampling
+        allowed = "one that draws each batch independently, such as PoissonSampling"
+        sampling = self.mechanism.sampling
+        check(isinstance(sampling, independent), "sampling", sampling, allowed)
         step, data = self._step_of(svi_state, args, kwargs)
         return step.jit_clipped_sum(svi_state, as_key(rng_key), data)
 
