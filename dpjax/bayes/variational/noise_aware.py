@@ -64,7 +64,7 @@ Array = npt.NDArray[np.float64]
 # Fewer steps leave the residual variance, which is plugged in, too uncertain.
 MIN_TAIL_STEPS = 100
 # Of a slope over its standard deviation: below it draws of the optimum have heavy tails.
-MIN_SLOPE_RATIO = 3.0
+MIN_SLOPE_RATIO = 2.5
 # Of all checks of one posterior together, under the model.
 _FALSE_ALARM_RATE = 0.01
 _NUM_PRIOR_DRAWS = 1_000
@@ -97,7 +97,8 @@ class OptimumFit(NamedTuple):
       mean_gradient: average of its gradient.
       variance: of the gradient of one step given the parameter, at least that of the DP noise.
       num_steps: steps in the tail.
-      slope: posterior mean of the slope, the curvature of the negative ELBO.
+      slope: estimate of the slope, the curvature of the negative ELBO, without the bias that noise
+        in the parameters gives it.
       slope_std: posterior standard deviation of the slope.
       dispersion: factor of at least one on the variance of ``mean_gradient``, by which averages
         over blocks of steps vary more than the model has it.
@@ -119,7 +120,7 @@ class OptimumFit(NamedTuple):
 
     @property
     def is_identified(self) -> npt.NDArray[np.bool_]:
-        """Of each coordinate, whether its curvature is three standard deviations above zero."""
+        """Of each coordinate, whether its curvature is 2.5 standard deviations above zero."""
         return self.slope >= MIN_SLOPE_RATIO * self.slope_std
 
 
@@ -163,6 +164,7 @@ def fit_optimum(
     scale_constraint: Constraint,
     *,
     aligned: bool = False,
+    num_early: int = 0,
 ) -> OptimumFit:
     """Returns the curvature and mean gradient of each coordinate, by Bayesian linear regression.
 
@@ -173,13 +175,14 @@ def fit_optimum(
       scale_constraint: support of the standard deviations.
       aligned: whether gradients of scales are T' u times those of the means, u standard normal: so
         is their noise, which has mean zero given that of the means.
+      num_early: number of the first blocks whose mean gradient and whose checks are left out. The
+        curvature is that of all blocks.
     """
     counts = loc.counts.reshape(-1, *[1] * (loc.x.ndim - 1))
     num_steps = loc.counts.sum()
 
     # Least squares of g on x, and its residual variance.
-    mean_x, mean_g = loc.x.sum(0) / num_steps, loc.g.sum(0) / num_steps
-    s_xx, s_xg, s_gg = _centered(loc, mean_x, mean_g)
+    s_xx, s_xg, s_gg = _centered(loc)
     least_squares = s_xg / np.where(s_xx > 0, s_xx, 1.0)
     residuals = (s_gg - least_squares * s_xg) / (num_steps - 2)
     variance = np.maximum(noise_variance, residuals)
@@ -192,14 +195,21 @@ def fit_optimum(
     scale_variance = np.maximum(factor * noise_variance, within)
     precision = s_xx / variance + (counts * design**2).sum(0) / scale_variance
     weighted = s_xg / variance + (counts * design * response).sum(0) / scale_variance
-    slope = weighted / precision
+    slope_std = precision**-0.5
+    slope = remove_feedback_bias(weighted / precision, slope_std)
+
+    # The mean gradient of the later blocks.
+    loc = loc.later(num_early)
+    num_steps = loc.counts.sum()
+    mean_x, mean_g = loc.x.sum(0) / num_steps, loc.g.sum(0) / num_steps
+    s_xx, s_xg, _ = _centered(loc)
 
     # Whether blocks of steps, and both halves of the tail, vary as the model has it.
     squares, drift, change = compare_blocks(
         loc.counts, loc.x, loc.g, loc.xx, loc.xg, slope, variance
     )
-    dispersion = np.maximum(1.0, squares / (len(counts) - 2))
-    drift /= np.sqrt(np.maximum(1.0, (squares - drift**2) / (len(counts) - 3)))
+    dispersion = np.maximum(1.0, squares / (len(loc.counts) - 2))
+    drift /= np.sqrt(np.maximum(1.0, (squares - drift**2) / (len(loc.counts) - 3)))
 
     # A quadratic term: gradients on what x^2 has beside its own regression on x.
     totals = (each.sum(0) for each in loc[2:])
@@ -215,12 +225,28 @@ def fit_optimum(
         variance,
         int(num_steps),
         slope,
-        precision**-0.5,
+        slope_std,
         dispersion,
         drift,
         change,
         bend,
     )
+
+
+def remove_feedback_bias(slope: Array, slope_std: Array) -> Array:
+    """Returns slopes without the bias of a regression on parameters that follow the gradients.
+
+    The noise of a gradient moves all later parameters, so their average over the tail is correlated
+    with the noise, and least squares finds a slope a that is too large by 2 s^2 / a, with s its
+    standard deviation (Marriott & Pope 1954; Kendall 1954, of autoregressive processes, which the
+    iterates of SGD are). Slopes at or below zero are returned as they are.
+
+    Args:
+      slope: by least squares.
+      slope_std: its standard deviation.
+    """
+    ratio = np.maximum(slope, np.finfo(float).tiny) / slope_std
+    return np.where(slope > 0, slope * ratio**2 / (ratio**2 + 2), slope)
 
 
 def compare_blocks(
@@ -281,7 +307,7 @@ def move_by_loss(fits: dict[str, OptimumFit], loss: float, lengths: npt.ArrayLik
 
 
 def moves_by_priors(
-    terms: ELBOTerms, tails: dict[str, TailSums], locs: Sequence[str], arrays: Leaves
+    terms: ELBOTerms, tails: dict[str, TailSums], fits: dict[str, OptimumFit], arrays: Leaves
 ) -> dict[str, Array]:
     """Returns the bias of the optima by priors that are not normal, in posterior deviations.
 
@@ -294,7 +320,7 @@ def moves_by_priors(
     Args:
       terms: of the negative ELBO.
       tails: sums of each unconstrained parameter of the guide.
-      locs: names of the guide's means.
+      fits: the regressions, by the name of the guide's means.
       arrays: public arguments of the model.
 
     Returns:
@@ -313,16 +339,11 @@ def moves_by_priors(
     keys = jax.random.split(jax.random.key(0), _NUM_ITERATES)
     added = _mean_difference(terms, center, std, arrays, keys)
 
-    # Over the curvature by least squares, in posterior standard deviations.
+    # Over the curvature, in posterior standard deviations.
     moves = {}
-    for name in locs:
-        tail = tails[name]
-        n = tail.counts.sum()
-        s_xx, s_xg, s_gg = _centered(tail, tail.x.sum(0) / n, tail.g.sum(0) / n)
-        s_xx = np.maximum(s_xx, np.finfo(float).tiny)
-        residual_variance = np.maximum(s_gg - s_xg**2 / s_xx, np.finfo(float).tiny) / (n - 2)
-        slope = np.maximum(s_xg / s_xx, np.sqrt(residual_variance / s_xx))
-        posterior_variance = 1 / slope + residual_variance / n / slope**2
+    for name, fit in fits.items():
+        slope = np.maximum(fit.slope, fit.slope_std)
+        posterior_variance = 1 / slope + fit.variance / fit.num_steps / slope**2
         moves[name] = np.asarray(added[name], float) / slope / np.sqrt(posterior_variance)
     return moves
 
@@ -350,9 +371,10 @@ def _mean_difference(
     return mean
 
 
-def _centered(sums: TailSums, mean_x: Array, mean_g: Array) -> tuple[Array, Array, Array]:
+def _centered(sums: TailSums) -> tuple[Array, Array, Array]:
     """Sums of squares and products of x and g about their means."""
     n = sums.counts.sum()
+    mean_x, mean_g = sums.x.sum(0) / n, sums.g.sum(0) / n
     return (
         sums.xx.sum(0) - n * mean_x**2,
         sums.xg.sum(0) - n * mean_x * mean_g,
