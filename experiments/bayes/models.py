@@ -327,8 +327,8 @@ def run_row(row: Row, context: RowContext) -> Result:
     return Result(
         measured=runs.measured,
         certified={"ε": certificate.epsilon},
-        note=f"Simulated data. Noise-aware, by variable: {runs.by_variable}. The certified ε is that"
-        " of one run. Seeded keys: the noise is reproducible.",
+        note=f"Simulated data. Noise-aware, by variable: {runs.by_variable}. The certified ε is"
+        " that of one run. Seeded keys: the noise is reproducible.",
         certificate=str(certificate),
     )
 

@@ -19,7 +19,7 @@ slope of the means' gradients gives the scales too, whose own gradients are most
 import abc
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import NormalDist
