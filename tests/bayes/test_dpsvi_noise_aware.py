@@ -29,6 +29,7 @@ from dpjax.bayes.variational.gradient_trace import (
 )
 from dpjax.bayes.variational.noise_aware import (
     MeanFieldPosterior,
+    NormalPrior,
     find_conflicts,
     find_problems,
     find_small_clip,
@@ -201,6 +202,7 @@ def draws_of(fitted, num_samples=2_000):
     posterior = MeanFieldPosterior(
         fits={"auto_loc": fitted},
         priors={"auto_loc": (0.0, np.inf)},
+        normal_priors={"auto_loc": NormalPrior(np.zeros(()), np.zeros(()))},
         clipped=None,
         problems=(),
         svi=None,

@@ -76,6 +76,10 @@ _CLIPPED_RATIO, _LARGEST_MOVE = 3.0, 0.5
 # how many iterates it is averaged over.
 _LARGEST_PRIOR_MOVE, _NUM_ITERATES = 1.5, 4_000
 
+# Values of all latent variables at which a prior's gradient has to be on one line, and how far it
+# may be off, over the largest of them.
+_NUM_PRIOR_POINTS, _LINE_TOLERANCE = 6, 1e-3
+
 # Of an estimate from the prior's median, in standard deviations, beyond all draws of the prior.
 _FARTHEST_FROM_PRIOR = 5.0
 # Of a clip bound over the root mean square norm of gradients: below it many may be clipped.
@@ -155,6 +159,18 @@ class ClippedShare(NamedTuple):
     def is_certain(self) -> bool:
         """Whether the share is above zero by more than the noise explains."""
         return self.share > _CLIPPED_RATIO * self.share_std
+
+
+class NormalPrior(NamedTuple):
+    """Independent normal priors of the coordinates of a guide's mean.
+
+    Attributes:
+      mean: of each coordinate; zero where the precision is.
+      precision: zero where the prior is not normal, or depends on other latent variables.
+    """
+
+    mean: Array
+    precision: Array
 
 
 def fit_optimum(
@@ -496,10 +512,13 @@ class MeanFieldPosterior(NoiseAwarePosterior):
     Attributes:
       priors: median and scale of the prior of each coordinate whose curvature is not identified;
         zero and infinity of the others.
+      normal_priors: of the coordinates whose prior is normal and independent of the others, by the
+        names of the guide's means.
       names: of the guide's parameters.
     """
 
     priors: dict[str, tuple[Array, Array]]
+    normal_priors: dict[str, NormalPrior]
     names: MeanFieldParams = field(repr=False)
 
     def optimum_samples(self, rng_key: PRNGKey, num_samples: int) -> dict[str, jax.Array]:
@@ -522,17 +541,33 @@ class MeanFieldPosterior(NoiseAwarePosterior):
 
             # The curvature is above zero, as q is proper, and above that of a normal prior.
             prior_loc, prior_scale = self.priors[loc]
-            lower = jnp.asarray((prior_scale**-2.0 - fit.slope) / fit.slope_std)
-            normal = jax.random.truncated_normal(slope_key, lower, jnp.inf, shape)
-            slope = jnp.maximum(fit.slope + fit.slope_std * normal, 1e-6 * fit.slope_std)
+            normal = self.normal_priors[loc]
+            least = np.maximum(prior_scale**-2.0, normal.precision)
+            lower = jnp.asarray((least - fit.slope) / fit.slope_std)
+            above = jax.random.truncated_normal(slope_key, lower, jnp.inf, shape)
+            slope = jnp.maximum(fit.slope + fit.slope_std * above, 1e-6 * fit.slope_std)
 
             # The mean gradient is independent of it; the optimum has the prior of the variable.
+            variance = fit.dispersion * fit.variance / fit.num_steps
             optimum = fit.mean - fit.mean_gradient / slope
-            std = np.sqrt(fit.dispersion * fit.variance / fit.num_steps) / slope
+            std = np.sqrt(variance) / slope
             weight = 1 / (1 + (std / prior_scale) ** 2)
-            noise = jnp.sqrt(weight) * std * jax.random.normal(gradient_key, shape)
+            center, std = weight * optimum + (1 - weight) * prior_loc, jnp.sqrt(weight) * std
 
-            draws[loc] = jnp.asarray(weight * optimum + (1 - weight) * prior_loc + noise)
+            # A normal prior p is weighed against records with their noise: with a curvature h of
+            # theirs, their mean gradient given the variable has the variance h + variance.
+            p = normal.precision
+            of_records = jnp.maximum(slope - p, 1e-6 * fit.slope_std)
+            noise_share = variance / (of_records + variance)
+            precision = p + of_records * (1 - noise_share)
+            of_prior = p * (fit.mean - normal.mean)
+            gradient = of_prior + (1 - noise_share) * (fit.mean_gradient - of_prior)
+            is_normal = p > 0
+            center = jnp.where(is_normal, fit.mean - gradient / precision, center)
+            spread = jnp.sqrt(jnp.maximum(1 / precision - 1 / slope, 0.0))
+            std = jnp.where(is_normal, spread, std)
+
+            draws[loc] = jnp.asarray(center + std * jax.random.normal(gradient_key, shape))
             draws[scale] = slope**-0.5
         return draws
 
@@ -595,6 +630,59 @@ def draw_prior_means(
             values = transform.inv(values)
         normals[loc] = np.asarray(values, float)
     return normals
+
+
+def find_normal_priors(
+    terms: ELBOTerms, params: Values, names: MeanFieldParams, arrays: Leaves
+) -> dict[str, NormalPrior]:
+    """Returns the priors that are normal and independent of the other latent variables.
+
+    The gradient of their negative log-density is linear in the coordinate and constant in all
+    others. It is compared at random values of all of them together.
+
+    Args:
+      terms: of the negative ELBO.
+      params: of the guide, unconstrained.
+      names: of these.
+      arrays: public arguments of the model.
+
+    Returns:
+      By the name of the guide's means.
+    """
+    # At the guide's means, nearly without its standard deviations.
+    fixed = {name: jnp.full_like(params[name], -20.0) for name in names.scales}
+    flat, unravel = ravel_pytree({name: params[name] for name in names.locs})
+    draws = jax.random.normal(jax.random.key(0), (_NUM_PRIOR_POINTS, flat.size), flat.dtype)
+    points = flat + draws
+    gradients = _data_free_gradients(terms, {**params, **fixed}, names.locs, arrays, points)
+    x, g = np.asarray(points, float), np.asarray(gradients, float)
+
+    # The line through two of them, and whether the others are on it.
+    precision = (g[1] - g[0]) / (x[1] - x[0])
+    error = np.abs(g[0] + precision * (x - x[0]) - g).max(0)
+    is_normal = (precision > 0) & (error <= _LINE_TOLERANCE * np.abs(g).max(0))
+    precision = np.where(is_normal, precision, 0.0)
+    mean = np.where(is_normal, x[0] - g[0] / np.where(is_normal, precision, 1.0), 0.0)
+    means, precisions = (unravel(jnp.asarray(each, flat.dtype)) for each in (mean, precision))
+    return {
+        name: NormalPrior(np.asarray(means[name], float), np.asarray(precisions[name], float))
+        for name in names.locs
+    }
+
+
+@partial(jax.jit, static_argnames=("terms", "locs"))
+def _data_free_gradients(
+    terms: ELBOTerms, params: Values, locs: tuple[str, ...], arrays: Leaves, points: jax.Array
+) -> jax.Array:
+    """Gradients of the data-free loss by the guide's means, at several values of these."""
+    _, unravel = ravel_pytree({name: params[name] for name in locs})
+
+    @jax.grad
+    def gradient(flat: jax.Array) -> jax.Array:
+        at = {**params, **unravel(flat)}
+        return data_free_loss(terms, at, arrays, jax.random.key(0))
+
+    return jax.lax.map(gradient, points)
 
 
 def find_priors(

@@ -67,6 +67,7 @@ from dpjax.bayes.variational.noise_aware import (
     draw_prior,
     draw_prior_means,
     find_conflicts,
+    find_normal_priors,
     find_priors,
     find_problems,
     find_small_clip,
@@ -412,6 +413,7 @@ class DPSVIResult(RunResult):
             svi=self.svi,
             model_args=self.model_args,
             priors=find_priors(fits, normals),
+            normal_priors=find_normal_priors(terms, params, names, self.model_args.arrays),
             names=names,
         )
 
