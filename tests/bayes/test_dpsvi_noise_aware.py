@@ -31,6 +31,7 @@ from dpjax.bayes.variational.noise_aware import (
     MeanFieldPosterior,
     NormalPrior,
     find_conflicts,
+    find_normal_priors,
     find_problems,
     find_small_clip,
     fit_optimum,
@@ -267,6 +268,7 @@ def test_curvatures_have_no_bias_where_parameters_follow_their_gradients():
     np.testing.assert_allclose(remove_feedback_bias(np.array([-1.0, 0.0, 1e6]), 1.0), [-1, 0, 1e6])
 
 
+@pytest.mark.slow
 def test_weakly_identified_optima_are_covered():
     # A curvature of 1.7 standard deviations: 75 % by least squares.
     fitted = fit(simulate(jax.random.key(7), 80.0, decay=0.01)[3], 80.0)
@@ -419,6 +421,32 @@ def test_correlated_coordinates_are_widened():
         std = np.sqrt(fitted.dispersion * fitted.variance / fitted.num_steps) / fitted.slope
         ratios.append(std / np.sqrt(np.diag(np.linalg.inv(curvature @ curvature)) / 5_120))
     assert 0.85 < np.mean(ratios) < 1.15
+
+
+@pytest.mark.slow
+def test_normal_priors_are_found_and_others_are_not():
+    def model(y):
+        numpyro.sample("weights", dist.Normal(jnp.array([1.0, -2.0]), 0.5).to_event(1))
+        numpyro.sample("size", dist.LogNormal(0.5, 0.25))
+        group_mean = numpyro.sample("group_mean", dist.Normal(0, 1))
+        numpyro.sample("group", dist.Normal(group_mean, 1))
+        numpyro.sample("scale", dist.HalfNormal(1))
+        rate = numpyro.sample("rate", dist.StudentT(3.0, 0.0, 1.0))
+        with numpyro.plate("records", len(y)):
+            numpyro.sample("y", dist.Normal(rate, 1), obs=y)
+
+    svi = DPSVI(model, AutoNormal(model), optax.sgd(1e-4), mechanism=MECHANISM)
+    state = svi.init(jax.random.key(0), Y)
+    params = svi.optim.get_params(state.optim_state)
+    terms = svi._step_of(state, (Y,), {})[0].terms
+    found = find_normal_priors(terms, params, terms.mean_field, ())
+
+    expected = {"weights": ([1, -2], [4, 4]), "size": (0.5, 16)}
+    for name, (mean, precision) in found.items():
+        name = name.removesuffix("_auto_loc")
+        true_mean, true_precision = expected.get(name, (0, 0))
+        np.testing.assert_allclose(precision, true_precision, rtol=1e-3)
+        np.testing.assert_allclose(mean, true_mean, rtol=1e-2)
 
 
 # What gradients of priors add that are not linear over the range of the iterates.

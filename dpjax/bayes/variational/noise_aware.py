@@ -4,7 +4,8 @@ Near the optimum phi* of the ELBO the gradient at phi_t is linear, g_t = A (phi_
 the noise e_t is independent of phi_t given the past, whatever the optimiser. So the pairs
 (phi_t, g_t) are a linear regression whose noise variance is known but for the share of batches and
 of the guide's draws, which its residuals estimate. With A diagonal each coordinate is a regression
-by itself, and under flat priors slope and mean gradient are normal.
+by itself, and under flat priors slope and mean gradient are normal. As phi_t follows the gradients
+before it, least squares finds slopes that are too large; that bias is known, and taken off.
 
 Noise hides most of what is not linear in the records' gradients, but the gradient of the data-free
 term, of priors and guide, is known without noise: its average over the iterates minus its value at

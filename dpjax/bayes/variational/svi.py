@@ -244,8 +244,9 @@ class DPSVIResult(RunResult):
         coordinates are correlated, the curvature of one is that with the others moving along, so
         draws of the guide have nearly the marginal standard deviations of the posterior, and the
         noise is widened by what blocks of steps vary more than the model; much noise hides that
-        (at a correlation of 0.8 and epsilon = 1 intervals of a nominal 90 % covered 80 %). Where
-        the curvature is not identified, the prior limits optimum and scale.
+        (at a correlation of 0.8 and epsilon = 1 intervals of a nominal 90 % covered 80 %). Priors
+        that are normal and independent are weighed against the noise, others are not. Where the
+        curvature is not identified, the prior limits optimum and scale.
 
         **Multivariate normal guides** (`AutoMultivariateNormal`, `AutoLowRankMultivariateNormal`).
         Curvature and mean gradient of the log-likelihood are inferred from the records' noisy
@@ -287,7 +288,8 @@ class DPSVIResult(RunResult):
         Source: Alrawajfeh, Jälkö, Honkela (2025), "Noise-aware differentially private variational
         inference", Section 3, with conjugacy in the place of their MCMC and Laplace approximation,
         and with the prior itself and no guide for multivariate normal guides; Opper & Archambeau
-        (2009), "The variational Gaussian approximation revisited", for scales.
+        (2009), "The variational Gaussian approximation revisited", for scales; Marriott & Pope
+        (1954), "Bias in the estimation of autocorrelations", for curvatures.
         """
         check_share("burn_in", burn_in)
         left_out, of_mean = "burn_in", burn_in
