@@ -503,6 +503,31 @@ class NoiseAwarePosterior(abc.ABC):
         return "\n".join(lines)
 
 
+def weigh_normal_prior(
+    fit: OptimumFit, prior: NormalPrior, slope: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns mean and standard deviation of an optimum's draws under a normal prior.
+
+    A variable with the prior precision p, and records of the curvature h = a - p, whose noisy mean
+    gradient given the variable has the variance h + v: the posterior precision is p + h^2 / (h +
+    v). Draws of the guide around the optimum have the variance 1 / a of it.
+
+    Args:
+      fit: the regression, with the mean gradient of records and prior.
+      prior: of the variable.
+      slope: draws of the curvature a.
+    """
+    variance = fit.dispersion * fit.variance / fit.num_steps
+    of_records = jnp.maximum(slope - prior.precision, 1e-6 * fit.slope_std)
+    signal = of_records / (of_records + variance)
+    precision = prior.precision + of_records * signal
+
+    of_prior = prior.precision * (fit.mean - prior.mean)
+    gradient = of_prior + signal * (fit.mean_gradient - of_prior)
+    std = jnp.sqrt(jnp.maximum(1 / precision - 1 / slope, 0.0))
+    return jnp.asarray(fit.mean - gradient / precision), std
+
+
 @dataclass(frozen=True, kw_only=True)
 class MeanFieldPosterior(NoiseAwarePosterior):
     """Noise-aware posterior under a mean-field normal guide, by conjugacy.
@@ -549,24 +574,16 @@ class MeanFieldPosterior(NoiseAwarePosterior):
             slope = jnp.maximum(fit.slope + fit.slope_std * above, 1e-6 * fit.slope_std)
 
             # The mean gradient is independent of it; the optimum has the prior of the variable.
-            variance = fit.dispersion * fit.variance / fit.num_steps
             optimum = fit.mean - fit.mean_gradient / slope
-            std = np.sqrt(variance) / slope
+            std = jnp.sqrt(fit.dispersion * fit.variance / fit.num_steps) / slope
             weight = 1 / (1 + (std / prior_scale) ** 2)
-            center, std = weight * optimum + (1 - weight) * prior_loc, jnp.sqrt(weight) * std
+            center = weight * optimum + (1 - weight) * prior_loc
+            std = jnp.sqrt(weight) * std
 
-            # A normal prior p is weighed against records with their noise: with a curvature h of
-            # theirs, their mean gradient given the variable has the variance h + variance.
-            p = normal.precision
-            of_records = jnp.maximum(slope - p, 1e-6 * fit.slope_std)
-            noise_share = variance / (of_records + variance)
-            precision = p + of_records * (1 - noise_share)
-            of_prior = p * (fit.mean - normal.mean)
-            gradient = of_prior + (1 - noise_share) * (fit.mean_gradient - of_prior)
-            is_normal = p > 0
-            center = jnp.where(is_normal, fit.mean - gradient / precision, center)
-            spread = jnp.sqrt(jnp.maximum(1 / precision - 1 / slope, 0.0))
-            std = jnp.where(is_normal, spread, std)
+            # Where that is normal it is weighed against the records with their noise.
+            weighed, spread = weigh_normal_prior(fit, normal, slope)
+            center = jnp.where(normal.precision > 0, weighed, center)
+            std = jnp.where(normal.precision > 0, spread, std)
 
             draws[loc] = jnp.asarray(center + std * jax.random.normal(gradient_key, shape))
             draws[scale] = slope**-0.5
@@ -651,19 +668,20 @@ def find_normal_priors(
       By the name of the guide's means.
     """
     # At the guide's means, nearly without its standard deviations.
-    fixed = {name: jnp.full_like(params[name], -20.0) for name in names.scales}
+    fixed = {name: jnp.full(np.shape(jnp.asarray(params[name])), -20.0) for name in names.scales}
     flat, unravel = ravel_pytree({name: params[name] for name in names.locs})
     draws = jax.random.normal(jax.random.key(0), (_NUM_PRIOR_POINTS, flat.size), flat.dtype)
     points = flat + draws
     gradients = _data_free_gradients(terms, {**params, **fixed}, names.locs, arrays, points)
     x, g = np.asarray(points, float), np.asarray(gradients, float)
 
-    # The line through two of them, and whether the others are on it.
-    precision = (g[1] - g[0]) / (x[1] - x[0])
-    error = np.abs(g[0] + precision * (x - x[0]) - g).max(0)
+    # A line through them, and whether all are on it.
+    mean_x, mean_g = x.mean(0), g.mean(0)
+    precision = ((x - mean_x) * g).sum(0) / ((x - mean_x) ** 2).sum(0)
+    error = np.abs(mean_g + precision * (x - mean_x) - g).max(0)
     is_normal = (precision > 0) & (error <= _LINE_TOLERANCE * np.abs(g).max(0))
     precision = np.where(is_normal, precision, 0.0)
-    mean = np.where(is_normal, x[0] - g[0] / np.where(is_normal, precision, 1.0), 0.0)
+    mean = np.where(is_normal, mean_x - mean_g / np.where(is_normal, precision, 1.0), 0.0)
     means, precisions = (unravel(jnp.asarray(each, flat.dtype)) for each in (mean, precision))
     return {
         name: NormalPrior(np.asarray(means[name], float), np.asarray(precisions[name], float))
