@@ -7,7 +7,7 @@ half an hour in the paper profile. The data are simulated.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +93,7 @@ def _poisson(x: jax.Array, log_exposure: jax.Array, y: jax.Array | None = None) 
         numpyro.sample("y", dist.Poisson(jnp.exp(log_rate)), obs=y)
 
 
-def _only(*names: str) -> Any:
+def _only(*names: str) -> Callable[[Draws], Draws]:
     return lambda draws: {name: draws[name] for name in names}
 
 
@@ -164,7 +164,8 @@ def inference(settings: Settings) -> DPSVI:
     )
 
 
-def _start(model: str) -> Any:
+def _start(model: str) -> Callable[..., Any]:
+    """Starting values: the prior's medians, or the public guess."""
     return init_to_value(values=_START) if model == "mixture of three" else init_to_median
 
 

@@ -244,7 +244,7 @@ class DPSVIResult(RunResult):
         coordinates are correlated, the curvature of one is that with the others moving along, so
         draws of the guide have nearly the marginal standard deviations of the posterior, and the
         noise is widened by what blocks of steps vary more than the model; much noise hides that
-        (at a correlation of 0.8 and epsilon = 1 intervals of a nominal 90 % covered 80 %). Priors
+        (at a correlation of 0.8 and epsilon = 1 intervals of a nominal 90 % covered 82 %). Priors
         that are normal and independent are weighed against the noise, others are not. Where the
         curvature is not identified, the prior limits optimum and scale.
 
