@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,12 +33,12 @@ from experiments.lib.sweeps import column, percent
 Array = NDArray[Any]
 Draws = Mapping[str, Array]
 
-_LEVEL = 0.9
-_NUM_DRAWS = 1_000
+LEVEL = 0.9
+NUM_DRAWS = 1_000
 _GROUPS = 20
 _CORRELATION = 0.8
 GUIDES = {"diagonal": AutoNormal, "full": AutoMultivariateNormal}
-_STYLES = {"noise-aware": (CERTIFIED, "D"), "guide alone": (PALETTE[1], "o")}
+STYLES = {"noise-aware": (CERTIFIED, "D"), "guide alone": (PALETTE[1], "o")}
 
 
 def _correlated(x: jax.Array, y: jax.Array | None = None) -> None:
@@ -185,7 +185,14 @@ def inference(settings: Settings) -> DPSVI:
 
 def simulate(settings: Settings, number: int) -> tuple[dict[str, Array], tuple[Array, ...]]:
     """Simulates a data set: returns the parameters and the model's arguments with the records."""
-    case, num = CASES[settings.model], settings.num_examples
+    return simulate_case(CASES[settings.model], settings, number)
+
+
+def simulate_case(
+    case: Case, settings: RunSettings, number: int
+) -> tuple[dict[str, Array], tuple[Array, ...]]:
+    """Simulates a data set of a model, as `simulate`."""
+    num = settings.num_examples
     rng = np.random.default_rng((settings.seed, number))
     inputs = tuple(_narrow(each) for each in case.inputs(rng, num))
     arguments = {} if inputs else {"num_examples": num}
@@ -230,71 +237,107 @@ def rows(profile: str) -> list[Row]:
     ]
 
 
-def run_row(row: Row, context: RowContext) -> Result:
-    settings = Settings(**row.settings)
-    case, svi = CASES[settings.model], inference(settings)
+class Runs(NamedTuple):
+    """Runs of DPSVI on the data sets of a row.
 
-    covered: dict[str, dict[str, list[bool]]] = {method: {} for method in _STYLES}
-    lengths: dict[str, list[float]] = {method: [] for method in _STYLES}
-    shares, clipped, warned = [], [], []
+    Attributes:
+      covered: by method and variable, whether each interval covers the truth.
+      lengths: by method, of all intervals in one order.
+      problems: of the noise-aware posterior of each run.
+      shares: of clipped records at the end of each run, and as it was released.
+    """
+
+    covered: dict[str, dict[str, list[bool]]]
+    lengths: dict[str, list[float]]
+    problems: list[tuple[str, ...]]
+    shares: list[tuple[float, float]]
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """Coverage, lengths, clipped records and warnings."""
+        measured: dict[str, Any] = {}
+        for method, by_variable in self.covered.items():
+            measured[f"{method}, coverage %"] = percent(np.concatenate(list(by_variable.values())))
+        aware, guide = (np.array(self.lengths[method]) for method in STYLES)
+        clipped, released = 100 * np.mean(self.shares, axis=0)
+        measured["length, noise-aware over guide alone"] = float(np.median(aware / guide))
+        measured["records clipped %"] = float(clipped)
+        measured["records clipped %, as released"] = float(released)
+        measured["runs with a warning %"] = percent([bool(each) for each in self.problems])
+        return measured
+
+    @property
+    def by_variable(self) -> str:
+        """Coverage of noise-aware intervals of each variable."""
+        covered = self.covered["noise-aware"].items()
+        return ", ".join(f"{name} {percent(each):.0f} %" for name, each in covered)
+
+
+def run_on_data_sets(svi: DPSVI, case: Case, settings: Settings, **options: float) -> Runs:
+    """Runs DPSVI on all data sets of a row.
+
+    Args:
+      svi: the inference.
+      case: what is simulated and compared.
+      settings: of the row.
+      **options: of `DPSVIResult.noise_aware_posterior`.
+    """
+    covered: dict[str, dict[str, list[bool]]] = {method: {} for method in STYLES}
+    lengths: dict[str, list[float]] = {method: [] for method in STYLES}
+    problems, shares = [], []
     for number in range(settings.num_data_sets):
-        truth, arguments = simulate(settings, number)
+        truth, arguments = simulate_case(case, settings, number)
         key, draw_key = jax.random.split(jax.random.key(2_000_000 * settings.seed + number))
         result = svi.run(key, *arguments, progress_bar=False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # problems are counted
-            aware = result.noise_aware_posterior()
+            aware = result.noise_aware_posterior(**options)
 
-        # Which intervals cover, by variable.
-        compared = case.compared(truth)
-        for method, sample in zip(
-            _STYLES, (aware.posterior_samples, result.posterior_samples), strict=True
-        ):
-            samples = sample(draw_key, _NUM_DRAWS)
-            draws = case.compared(
-                {
-                    name: np.asarray(each).reshape(-1, *each.shape[2:])
-                    for name, each in samples.items()
-                }
-            )
-            for name, each in draws.items():
-                inside, sizes = coverage(each, compared[name], _LEVEL)
-                covered[method].setdefault(name, []).extend(inside.tolist())
-                lengths[method].extend(sizes.tolist())
+            # Which intervals cover, by variable.
+            compared = case.compared(truth)
+            for method, sample in zip(
+                STYLES, (aware.posterior_samples, result.posterior_samples), strict=True
+            ):
+                draws = case.compared(in_one_chain(sample(draw_key, NUM_DRAWS)))
+                for name, true in compared.items():
+                    inside, sizes = coverage(draws[name], true, LEVEL)
+                    covered[method].setdefault(name, []).extend(inside.tolist())
+                    lengths[method].extend(sizes.tolist())
 
         # What a user is told, and what is true.
         report = svi.clipping_report(jax.random.key(0), result.state, *arguments)
-        clipped.append(float(report.share_clipped))
-        shares.append(aware.clipped.share if aware.clipped is not None else np.nan)
-        warned.append(bool(aware.problems))
+        released = np.nan if aware.clipped is None else aware.clipped.share
+        shares.append((float(report.share_clipped), released))
+        problems.append(aware.problems)
+    return Runs(covered, lengths, problems, shares)
 
-    measured: dict[str, Any] = {}
-    for method, by_variable in covered.items():
-        measured[f"{method}, coverage %"] = percent(np.concatenate(list(by_variable.values())))
-    ratio = np.median(np.array(lengths["noise-aware"]) / np.array(lengths["guide alone"]))
-    measured["length, noise-aware over guide alone"] = float(ratio)
-    measured["records clipped %"] = 100 * float(np.mean(clipped))
-    measured["records clipped %, as released"] = 100 * float(np.mean(shares))
-    measured["runs with a warning %"] = percent(warned)
 
+def in_one_chain(samples: Mapping[str, Any]) -> Draws:
+    """Returns draws ``(draws, ...)`` of arrays ``(chains, draws, ...)``."""
+    return {
+        name: np.asarray(each).reshape(-1, *np.shape(each)[2:]) for name, each in samples.items()
+    }
+
+
+def run_row(row: Row, context: RowContext) -> Result:
+    settings = Settings(**row.settings)
+    svi = inference(settings)
+    runs = run_on_data_sets(svi, CASES[settings.model], settings)
     certificate = svi.mechanism.certificate(settings.delta)
-    variables = ", ".join(
-        f"{name} {percent(each):.0f} %" for name, each in covered["noise-aware"].items()
-    )
     return Result(
-        measured=measured,
+        measured=runs.measured,
         certified={"ε": certificate.epsilon},
-        note=f"Simulated data. Noise-aware, by variable: {variables}. The certified ε is that of"
-        " one run. Seeded keys: the noise is reproducible.",
+        note=f"Simulated data. Noise-aware, by variable: {runs.by_variable}. The certified ε is"
+        " that of one run. Seeded keys: the noise is reproducible.",
         certificate=str(certificate),
     )
 
 
 def figures(records: Sequence[Record]) -> dict[str, Figure]:
     figure, (axes,) = new_figure(columns=1, width=8.0, height=4.6)
-    columns = {each: ("measured", f"{each}, coverage %", *style) for each, style in _STYLES.items()}
+    columns = {each: ("measured", f"{each}, coverage %", *style) for each, style in STYLES.items()}
     draw_by_row(axes, records, columns)
-    axes.axvline(100 * _LEVEL, color="black", linewidth=1, linestyle=":")
+    axes.axvline(100 * LEVEL, color="black", linewidth=1, linestyle=":")
     axes.set(xlabel="coverage of 90 % intervals (%)", xlim=(-3, 103))
     legend_below(figure, (axes,), ncols=2)
     return {"coverage": figure}
@@ -302,7 +345,7 @@ def figures(records: Sequence[Record]) -> dict[str, Figure]:
 
 def finding(records: Sequence[Record]) -> Finding:
     parts = []
-    for method in _STYLES:
+    for method in STYLES:
         shares = column(records, f"{method}, coverage %")
         parts.append(f"{method} {min(shares):.0f} to {max(shares):.0f} %")
     low = [record for record in records if record.measured["noise-aware, coverage %"] < 85]

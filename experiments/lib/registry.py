@@ -45,6 +45,7 @@ MODULES = (
     "experiments.bayes.coverage",
     "experiments.bayes.noise_aware",
     "experiments.bayes.models",
+    "experiments.bayes.user_models",
     "experiments.bayes.gdsc",
     "experiments.bayes.wishart",
     "experiments.bayes.holders",

@@ -61,6 +61,8 @@ bayes.noise_aware coverage 0 | last iterate | *C = * > measured > last iterate, 
 bayes.noise_aware coverage 1 | noise-aware | *C = * > measured > noise-aware, length over not private | -
 bayes.models coverage 0 | noise-aware | * > measured > noise-aware, coverage % | -
 bayes.models coverage 0 | guide alone | * > measured > guide alone, coverage % | -
+bayes.user_models coverage 0 | noise-aware | * > measured > noise-aware, coverage % | -
+bayes.user_models coverage 0 | guide alone | * > measured > guide alone, coverage % | -
 bayes.gdsc spearman 0 | projected | projected > series > Spearman by ε > 0 | points
 bayes.gdsc spearman 1 | no projection | no projection > series > Spearman by number of lines, ε = 2 > 0 | points
 bayes.holders errors 0 | trusted aggregator | trusted aggregator > settings > epsilons | trusted aggregator > series > errors

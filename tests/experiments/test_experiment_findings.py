@@ -214,6 +214,23 @@ CASES = {
             r"below 85 %.*Poisson regression, C = 8, diagonal \(",
         ),
     ],
+    "bayes.user_models": [
+        (
+            {},
+            "not compared",
+            r"90 % intervals cover: Poisson with offset, diagonal, falling rate, \d+ %",
+        ),
+        (
+            {(ANY, "measured", "noise-aware, coverage %"): 99.0},
+            "not compared",
+            r"falling rate, 99 % \(guide alone",
+        ),
+        (
+            {(ANY, "measured", "noise-aware, coverage %"): 70.0},
+            "not compared",
+            r"below 85 %",
+        ),
+    ],
     "bayes.gdsc": [
         ({}, "reproduced in part", r"0\.198, is above those"),
         (

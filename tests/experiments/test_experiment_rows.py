@@ -127,6 +127,11 @@ ROWS = {
         {"num_steps": 200, "num_data_sets": 2, "num_examples": 500},
         {},
     ),
+    "bayes.user_models": (
+        "Poisson with offset, diagonal, falling rate",
+        {"num_examples": 500, "sampling_rate": 0.5, "num_steps": 400, "num_data_sets": 2},
+        {"_SVI_STEPS": 20},
+    ),
     "bayes.gdsc": ("projected", {"num_repeats": 2, "epsilons": (1.0, 2.0), "sizes": (400,)}, {}),
     "bayes.wishart": ("Wishart, d = 5", {"draws": 500}, {}),
     "bayes.holders": ("distributed, N = 10, T = 0", {"repeats": 1, "num_train": 200}, {}),
@@ -204,10 +209,10 @@ ROWS = {
 # Those that take longest, nearly all of it to compile.
 SLOW = (
     "bayes.clipping bayes.coverage bayes.gdsc bayes.holders bayes.models bayes.noise_aware"
-    " bayes.wine bdp.abalone bdp.adult bdp.cifar10 bdp.mnist dpvi.abalone dpvi.adult dpvi.gradients"
-    " dpvi.mixture gdp.adult gdp.imdb gdp.mnist gdp.movielens gdp.noise_saved pate.analysis"
-    " pate.mnist pate.svhn rehearsal.settings scattering.linear sgmcmc.adult"
-    " sgmcmc.inversion sgmcmc.mnist training.correlated training.tuned"
+    " bayes.user_models bayes.wine bdp.abalone bdp.adult bdp.cifar10 bdp.mnist dpvi.abalone"
+    " dpvi.adult dpvi.gradients dpvi.mixture gdp.adult gdp.imdb gdp.mnist gdp.movielens"
+    " gdp.noise_saved pate.analysis pate.mnist pate.svhn rehearsal.settings scattering.linear"
+    " sgmcmc.adult sgmcmc.inversion sgmcmc.mnist training.correlated training.tuned"
 ).split()
 
 

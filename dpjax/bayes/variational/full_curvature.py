@@ -56,6 +56,7 @@ from dpjax.bayes.variational.noise_aware import (
     OptimumFit,
     compare_blocks,
     prior_range,
+    remove_feedback_bias,
 )
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -140,6 +141,8 @@ def fit_curvature(
     noise_variance: float,
     covariance: Array,
     is_read: npt.NDArray[np.bool_],
+    *,
+    num_early: int = 0,
 ) -> CurvatureFit:
     """Returns the curvature of the log-likelihood, from the noisy gradients of a run.
 
@@ -152,12 +155,15 @@ def fit_curvature(
       covariance: of the guide's draws, ``(d, d)``.
       is_read: of each latent variable, whether the records' likelihood reads it. The others'
         gradients are noise alone.
+      num_early: number of the first blocks whose mean gradient and whose checks are left out. The
+        curvature is that of all blocks.
 
     Raises:
       ValueError: too few steps; no latent variable is read; the guide's covariance is singular.
     """
     # The latent variables that records read.
-    mean = tail.center + tail.x.sum(0) / tail.counts.sum()
+    later = tail.later(num_early)
+    mean = tail.center + later.x.sum(0) / later.counts.sum()
     tail = TailSums(tail.counts, *(each[..., is_read] for each in tail[1:]))
     products = TailProducts(*(each[:, is_read][:, :, is_read] for each in products))
     covariance = covariance[np.ix_(is_read, is_read)]
@@ -207,13 +213,20 @@ def fit_curvature(
     # The curvature in a direction, in which gradients are combinations^T g.
     slope = np.diag(combinations.T @ curvature @ combinations)
     slope_std = np.sqrt([_variance(best, best.inverse @ each) for each in combinations.T])
+    slope = remove_feedback_bias(slope, slope_std)
     return CurvatureFit(
         directions,
         mean,
         mean[is_read],
         is_read,
         _in_directions(
-            tail, products, directions, combinations, curvature, noise, (slope, slope_std)
+            tail.later(num_early),
+            TailProducts(*(each[num_early:] for each in products)),
+            directions,
+            combinations,
+            curvature,
+            noise,
+            (slope, slope_std),
         ),
         best.scale,
     )

@@ -272,6 +272,15 @@ class TailSums(NamedTuple):
     xxg: npt.NDArray[np.float64]
     gg: npt.NDArray[np.float64]
 
+    def later(self, num_early: int) -> "TailSums":
+        """Returns the sums without those of the first blocks.
+
+        Args:
+          num_early: number of blocks that are left out.
+        """
+        sums = (each[num_early:] for each in self[2:])
+        return TailSums(self.counts[num_early:], self.center, *sums)
+
 
 def tail_blocks(trace: GradientTrace, burn_in: float) -> tuple[npt.NDArray[np.float64], slice]:
     """Returns the number of steps in each block of the tail, and which blocks these are.

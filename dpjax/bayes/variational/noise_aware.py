@@ -4,7 +4,8 @@ Near the optimum phi* of the ELBO the gradient at phi_t is linear, g_t = A (phi_
 the noise e_t is independent of phi_t given the past, whatever the optimiser. So the pairs
 (phi_t, g_t) are a linear regression whose noise variance is known but for the share of batches and
 of the guide's draws, which its residuals estimate. With A diagonal each coordinate is a regression
-by itself, and under flat priors slope and mean gradient are normal.
+by itself, and under flat priors slope and mean gradient are normal. As phi_t follows the gradients
+before it, least squares finds slopes that are too large; that bias is known, and taken off.
 
 Noise hides most of what is not linear in the records' gradients, but the gradient of the data-free
 term, of priors and guide, is known without noise: its average over the iterates minus its value at
@@ -19,7 +20,7 @@ slope of the means' gradients gives the scales too, whose own gradients are most
 import abc
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import NormalDist
@@ -64,7 +65,7 @@ Array = npt.NDArray[np.float64]
 # Fewer steps leave the residual variance, which is plugged in, too uncertain.
 MIN_TAIL_STEPS = 100
 # Of a slope over its standard deviation: below it draws of the optimum have heavy tails.
-MIN_SLOPE_RATIO = 3.0
+MIN_SLOPE_RATIO = 2.5
 # Of all checks of one posterior together, under the model.
 _FALSE_ALARM_RATE = 0.01
 _NUM_PRIOR_DRAWS = 1_000
@@ -75,6 +76,10 @@ _CLIPPED_RATIO, _LARGEST_MOVE = 3.0, 0.5
 # Of the move by gradients of priors that are not linear, in posterior standard deviations, and
 # how many iterates it is averaged over.
 _LARGEST_PRIOR_MOVE, _NUM_ITERATES = 1.5, 4_000
+
+# Values of all latent variables at which a prior's gradient has to be on one line, and how far it
+# may be off, over the largest of them.
+_NUM_PRIOR_POINTS, _LINE_TOLERANCE = 6, 1e-3
 
 # Of an estimate from the prior's median, in standard deviations, beyond all draws of the prior.
 _FARTHEST_FROM_PRIOR = 5.0
@@ -97,7 +102,8 @@ class OptimumFit(NamedTuple):
       mean_gradient: average of its gradient.
       variance: of the gradient of one step given the parameter, at least that of the DP noise.
       num_steps: steps in the tail.
-      slope: posterior mean of the slope, the curvature of the negative ELBO.
+      slope: estimate of the slope, the curvature of the negative ELBO, without the bias that noise
+        in the parameters gives it.
       slope_std: posterior standard deviation of the slope.
       dispersion: factor of at least one on the variance of ``mean_gradient``, by which averages
         over blocks of steps vary more than the model has it.
@@ -119,7 +125,7 @@ class OptimumFit(NamedTuple):
 
     @property
     def is_identified(self) -> npt.NDArray[np.bool_]:
-        """Of each coordinate, whether its curvature is three standard deviations above zero."""
+        """Of each coordinate, whether its curvature is 2.5 standard deviations above zero."""
         return self.slope >= MIN_SLOPE_RATIO * self.slope_std
 
 
@@ -156,6 +162,18 @@ class ClippedShare(NamedTuple):
         return self.share > _CLIPPED_RATIO * self.share_std
 
 
+class NormalPrior(NamedTuple):
+    """Independent normal priors of the coordinates of a guide's mean.
+
+    Attributes:
+      mean: of each coordinate; zero where the precision is.
+      precision: zero where the prior is not normal, or depends on other latent variables.
+    """
+
+    mean: Array
+    precision: Array
+
+
 def fit_optimum(
     loc: TailSums,
     scale: TailSums,
@@ -163,6 +181,7 @@ def fit_optimum(
     scale_constraint: Constraint,
     *,
     aligned: bool = False,
+    num_early: int = 0,
 ) -> OptimumFit:
     """Returns the curvature and mean gradient of each coordinate, by Bayesian linear regression.
 
@@ -173,13 +192,14 @@ def fit_optimum(
       scale_constraint: support of the standard deviations.
       aligned: whether gradients of scales are T' u times those of the means, u standard normal: so
         is their noise, which has mean zero given that of the means.
+      num_early: number of the first blocks whose mean gradient and whose checks are left out. The
+        curvature is that of all blocks.
     """
     counts = loc.counts.reshape(-1, *[1] * (loc.x.ndim - 1))
     num_steps = loc.counts.sum()
 
     # Least squares of g on x, and its residual variance.
-    mean_x, mean_g = loc.x.sum(0) / num_steps, loc.g.sum(0) / num_steps
-    s_xx, s_xg, s_gg = _centered(loc, mean_x, mean_g)
+    s_xx, s_xg, s_gg = _centered(loc)
     least_squares = s_xg / np.where(s_xx > 0, s_xx, 1.0)
     residuals = (s_gg - least_squares * s_xg) / (num_steps - 2)
     variance = np.maximum(noise_variance, residuals)
@@ -192,14 +212,21 @@ def fit_optimum(
     scale_variance = np.maximum(factor * noise_variance, within)
     precision = s_xx / variance + (counts * design**2).sum(0) / scale_variance
     weighted = s_xg / variance + (counts * design * response).sum(0) / scale_variance
-    slope = weighted / precision
+    slope_std = precision**-0.5
+    slope = remove_feedback_bias(weighted / precision, slope_std)
+
+    # The mean gradient of the later blocks.
+    loc = loc.later(num_early)
+    num_steps = loc.counts.sum()
+    mean_x, mean_g = loc.x.sum(0) / num_steps, loc.g.sum(0) / num_steps
+    s_xx, s_xg, _ = _centered(loc)
 
     # Whether blocks of steps, and both halves of the tail, vary as the model has it.
     squares, drift, change = compare_blocks(
         loc.counts, loc.x, loc.g, loc.xx, loc.xg, slope, variance
     )
-    dispersion = np.maximum(1.0, squares / (len(counts) - 2))
-    drift /= np.sqrt(np.maximum(1.0, (squares - drift**2) / (len(counts) - 3)))
+    dispersion = np.maximum(1.0, squares / (len(loc.counts) - 2))
+    drift /= np.sqrt(np.maximum(1.0, (squares - drift**2) / (len(loc.counts) - 3)))
 
     # A quadratic term: gradients on what x^2 has beside its own regression on x.
     totals = (each.sum(0) for each in loc[2:])
@@ -215,12 +242,28 @@ def fit_optimum(
         variance,
         int(num_steps),
         slope,
-        precision**-0.5,
+        slope_std,
         dispersion,
         drift,
         change,
         bend,
     )
+
+
+def remove_feedback_bias(slope: Array, slope_std: Array) -> Array:
+    """Returns slopes without the bias of a regression on parameters that follow the gradients.
+
+    The noise of a gradient moves all later parameters, so their average over the tail is correlated
+    with the noise, and least squares finds a slope a that is too large by 2 s^2 / a, with s its
+    standard deviation (Marriott & Pope 1954; Kendall 1954, of autoregressive processes, which the
+    iterates of SGD are). Slopes at or below zero are returned as they are.
+
+    Args:
+      slope: by least squares.
+      slope_std: its standard deviation.
+    """
+    ratio = np.maximum(slope, np.finfo(float).tiny) / slope_std
+    return np.where(slope > 0, slope * ratio**2 / (ratio**2 + 2), slope)
 
 
 def compare_blocks(
@@ -281,7 +324,7 @@ def move_by_loss(fits: dict[str, OptimumFit], loss: float, lengths: npt.ArrayLik
 
 
 def moves_by_priors(
-    terms: ELBOTerms, tails: dict[str, TailSums], locs: Sequence[str], arrays: Leaves
+    terms: ELBOTerms, tails: dict[str, TailSums], fits: dict[str, OptimumFit], arrays: Leaves
 ) -> dict[str, Array]:
     """Returns the bias of the optima by priors that are not normal, in posterior deviations.
 
@@ -294,7 +337,7 @@ def moves_by_priors(
     Args:
       terms: of the negative ELBO.
       tails: sums of each unconstrained parameter of the guide.
-      locs: names of the guide's means.
+      fits: the regressions, by the name of the guide's means.
       arrays: public arguments of the model.
 
     Returns:
@@ -313,16 +356,11 @@ def moves_by_priors(
     keys = jax.random.split(jax.random.key(0), _NUM_ITERATES)
     added = _mean_difference(terms, center, std, arrays, keys)
 
-    # Over the curvature by least squares, in posterior standard deviations.
+    # Over the curvature, in posterior standard deviations.
     moves = {}
-    for name in locs:
-        tail = tails[name]
-        n = tail.counts.sum()
-        s_xx, s_xg, s_gg = _centered(tail, tail.x.sum(0) / n, tail.g.sum(0) / n)
-        s_xx = np.maximum(s_xx, np.finfo(float).tiny)
-        residual_variance = np.maximum(s_gg - s_xg**2 / s_xx, np.finfo(float).tiny) / (n - 2)
-        slope = np.maximum(s_xg / s_xx, np.sqrt(residual_variance / s_xx))
-        posterior_variance = 1 / slope + residual_variance / n / slope**2
+    for name, fit in fits.items():
+        slope = np.maximum(fit.slope, fit.slope_std)
+        posterior_variance = 1 / slope + fit.variance / fit.num_steps / slope**2
         moves[name] = np.asarray(added[name], float) / slope / np.sqrt(posterior_variance)
     return moves
 
@@ -350,9 +388,10 @@ def _mean_difference(
     return mean
 
 
-def _centered(sums: TailSums, mean_x: Array, mean_g: Array) -> tuple[Array, Array, Array]:
+def _centered(sums: TailSums) -> tuple[Array, Array, Array]:
     """Sums of squares and products of x and g about their means."""
     n = sums.counts.sum()
+    mean_x, mean_g = sums.x.sum(0) / n, sums.g.sum(0) / n
     return (
         sums.xx.sum(0) - n * mean_x**2,
         sums.xg.sum(0) - n * mean_x * mean_g,
@@ -464,6 +503,31 @@ class NoiseAwarePosterior(abc.ABC):
         return "\n".join(lines)
 
 
+def weigh_normal_prior(
+    fit: OptimumFit, prior: NormalPrior, slope: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns mean and standard deviation of an optimum's draws under a normal prior.
+
+    A variable with the prior precision p, and records of the curvature h = a - p, whose noisy mean
+    gradient given the variable has the variance h + v: the posterior precision is p + h^2 / (h +
+    v). Draws of the guide around the optimum have the variance 1 / a of it.
+
+    Args:
+      fit: the regression, with the mean gradient of records and prior.
+      prior: of the variable.
+      slope: draws of the curvature a.
+    """
+    variance = fit.dispersion * fit.variance / fit.num_steps
+    of_records = jnp.maximum(slope - prior.precision, 1e-6 * fit.slope_std)
+    signal = of_records / (of_records + variance)
+    precision = prior.precision + of_records * signal
+
+    of_prior = prior.precision * (fit.mean - prior.mean)
+    gradient = of_prior + signal * (fit.mean_gradient - of_prior)
+    std = jnp.sqrt(jnp.maximum(1 / precision - 1 / slope, 0.0))
+    return jnp.asarray(fit.mean - gradient / precision), std
+
+
 @dataclass(frozen=True, kw_only=True)
 class MeanFieldPosterior(NoiseAwarePosterior):
     """Noise-aware posterior under a mean-field normal guide, by conjugacy.
@@ -474,10 +538,13 @@ class MeanFieldPosterior(NoiseAwarePosterior):
     Attributes:
       priors: median and scale of the prior of each coordinate whose curvature is not identified;
         zero and infinity of the others.
+      normal_priors: of the coordinates whose prior is normal and independent of the others, by the
+        names of the guide's means.
       names: of the guide's parameters.
     """
 
     priors: dict[str, tuple[Array, Array]]
+    normal_priors: dict[str, NormalPrior]
     names: MeanFieldParams = field(repr=False)
 
     def optimum_samples(self, rng_key: PRNGKey, num_samples: int) -> dict[str, jax.Array]:
@@ -500,17 +567,25 @@ class MeanFieldPosterior(NoiseAwarePosterior):
 
             # The curvature is above zero, as q is proper, and above that of a normal prior.
             prior_loc, prior_scale = self.priors[loc]
-            lower = jnp.asarray((prior_scale**-2.0 - fit.slope) / fit.slope_std)
-            normal = jax.random.truncated_normal(slope_key, lower, jnp.inf, shape)
-            slope = jnp.maximum(fit.slope + fit.slope_std * normal, 1e-6 * fit.slope_std)
+            normal = self.normal_priors[loc]
+            least = np.maximum(prior_scale**-2.0, normal.precision)
+            lower = jnp.asarray((least - fit.slope) / fit.slope_std)
+            above = jax.random.truncated_normal(slope_key, lower, jnp.inf, shape)
+            slope = jnp.maximum(fit.slope + fit.slope_std * above, 1e-6 * fit.slope_std)
 
             # The mean gradient is independent of it; the optimum has the prior of the variable.
             optimum = fit.mean - fit.mean_gradient / slope
-            std = np.sqrt(fit.dispersion * fit.variance / fit.num_steps) / slope
+            std = jnp.sqrt(fit.dispersion * fit.variance / fit.num_steps) / slope
             weight = 1 / (1 + (std / prior_scale) ** 2)
-            noise = jnp.sqrt(weight) * std * jax.random.normal(gradient_key, shape)
+            center = weight * optimum + (1 - weight) * prior_loc
+            std = jnp.sqrt(weight) * std
 
-            draws[loc] = jnp.asarray(weight * optimum + (1 - weight) * prior_loc + noise)
+            # Where that is normal it is weighed against the records with their noise.
+            weighed, spread = weigh_normal_prior(fit, normal, slope)
+            center = jnp.where(normal.precision > 0, weighed, center)
+            std = jnp.where(normal.precision > 0, spread, std)
+
+            draws[loc] = jnp.asarray(center + std * jax.random.normal(gradient_key, shape))
             draws[scale] = slope**-0.5
         return draws
 
@@ -573,6 +648,60 @@ def draw_prior_means(
             values = transform.inv(values)
         normals[loc] = np.asarray(values, float)
     return normals
+
+
+def find_normal_priors(
+    terms: ELBOTerms, params: Values, names: MeanFieldParams, arrays: Leaves
+) -> dict[str, NormalPrior]:
+    """Returns the priors that are normal and independent of the other latent variables.
+
+    The gradient of their negative log-density is linear in the coordinate and constant in all
+    others. It is compared at random values of all of them together.
+
+    Args:
+      terms: of the negative ELBO.
+      params: of the guide, unconstrained.
+      names: of these.
+      arrays: public arguments of the model.
+
+    Returns:
+      By the name of the guide's means.
+    """
+    # At the guide's means, nearly without its standard deviations.
+    fixed = {name: jnp.full(np.shape(jnp.asarray(params[name])), -20.0) for name in names.scales}
+    flat, unravel = ravel_pytree({name: params[name] for name in names.locs})
+    draws = jax.random.normal(jax.random.key(0), (_NUM_PRIOR_POINTS, flat.size), flat.dtype)
+    points = flat + draws
+    gradients = _data_free_gradients(terms, {**params, **fixed}, names.locs, arrays, points)
+    x, g = np.asarray(points, float), np.asarray(gradients, float)
+
+    # A line through them, and whether all are on it.
+    mean_x, mean_g = x.mean(0), g.mean(0)
+    precision = ((x - mean_x) * g).sum(0) / ((x - mean_x) ** 2).sum(0)
+    error = np.abs(mean_g + precision * (x - mean_x) - g).max(0)
+    is_normal = (precision > 0) & (error <= _LINE_TOLERANCE * np.abs(g).max(0))
+    precision = np.where(is_normal, precision, 0.0)
+    mean = np.where(is_normal, mean_x - mean_g / np.where(is_normal, precision, 1.0), 0.0)
+    means, precisions = (unravel(jnp.asarray(each, flat.dtype)) for each in (mean, precision))
+    return {
+        name: NormalPrior(np.asarray(means[name], float), np.asarray(precisions[name], float))
+        for name in names.locs
+    }
+
+
+@partial(jax.jit, static_argnames=("terms", "locs"))
+def _data_free_gradients(
+    terms: ELBOTerms, params: Values, locs: tuple[str, ...], arrays: Leaves, points: jax.Array
+) -> jax.Array:
+    """Gradients of the data-free loss by the guide's means, at several values of these."""
+    _, unravel = ravel_pytree({name: params[name] for name in locs})
+
+    @jax.grad
+    def gradient(flat: jax.Array) -> jax.Array:
+        at = {**params, **unravel(flat)}
+        return data_free_loss(terms, at, arrays, jax.random.key(0))
+
+    return jax.lax.map(gradient, points)
 
 
 def find_priors(
