@@ -298,7 +298,9 @@ def check_program(
 
     # What reaches the outputs that are published.
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(outputs)]
-    published, names, kept = [], [], []
+    names: list[str | None] = []
+    published: list[Value] = []
+    kept: list[Value] = []
     for path, value in zip(paths, values, strict=True):
         is_private = any(
             path.startswith(beginning) and path[len(beginning) :][:1] in ("", "[", ".")
@@ -331,6 +333,8 @@ def check_program(
         )
     elif math.isnan(found) and not analysis.findings:
         analysis.report(False, "the noise multiplier is not known")
+    if not analysis.findings:
+        analysis.check_numbers(program, args, positions, names, noise_multiplier)
     findings = tuple(analysis.findings)
     verdict: Verdict = "shown"
     if findings:
@@ -341,7 +345,7 @@ def check_program(
         noise_multiplier=found,
         declared=float(noise_multiplier),
         adjacency=adjacency,
-        num_releases=sum(release.repeats for release in analysis.releases),
+        num_releases=sum(release.number for release in analysis.releases),
         trusted=tuple(sorted(analysis.trusted)),
         private=tuple(private_outputs),
         is_length_public=analysis.is_length_public or adjacency != "add_remove",
@@ -354,7 +358,8 @@ class _Release(NamedTuple):
     blocks: tuple[Any, ...]  # coefficients of the sums in each block of coordinates
     deviation: float
     noise: frozenset[tuple[int, tuple[int, int] | None]]  # the draws and their ranges
-    repeats: int
+    repeats: int  # how often a record is in it
+    number: int  # how often it is made
     where: str
 
 
@@ -703,6 +708,60 @@ class _Analysis:
         if self.by_position and traced(self.length + 1) is not None:
             reason = "which records are in some rows depends on their number"
             self.report(False, reason, ", ".join(sorted(self.by_position)))
+
+    def check_numbers(
+        self,
+        program: ClosedJaxpr,
+        args: Sequence[PyTree],
+        positions: Sequence[int],
+        paths: Sequence[str | None],
+        declared: float,
+    ) -> None:
+        """Reports numbers that the noise multiplier depends on, and results change for later calls.
+
+        Such as a clip bound that follows a quantile, of which the noise is no multiple.
+        """
+        given = [
+            (position, jax.tree_util.keystr(path), leaf)
+            for position, argument in enumerate(args)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(argument)
+        ]
+        is_record = [position in positions for position, _, _ in given]
+        of_records = outputs_reached(program.jaxpr, is_record)
+        leaves, structure = jax.tree.flatten(list(args))
+        for number, (position, path, leaf) in enumerate(given):
+            if is_key(leaf) or np.ndim(leaf) or is_record[number]:
+                continue
+            if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating) or not np.isfinite(leaf):
+                continue
+
+            # Outputs in its place that depend on it and on the records, through a release.
+            own = outputs_reached(program.jaxpr, [i == number for i in range(len(given))])
+            successors = [
+                output
+                for output, atom, *reached in zip(
+                    paths, program.jaxpr.outvars, own, of_records, strict=True
+                )
+                if output
+                and all(reached)
+                and aval(atom).shape == ()
+                and (output.endswith(path) if path else output.count("[") + output.count(".") <= 1)
+            ]
+            if not successors:
+                continue
+
+            # The noise multiplier where the number is another one.
+            for factor in (2.0**-10, 2.0**10):
+                changed = [*leaves[:number], leaf * factor, *leaves[number + 1 :]]
+                other = _Analysis(self.length)
+                other.run_step(program, jax.tree.unflatten(structure, changed), positions)
+                if not other.noise_multiplier() >= declared * (1 - _TOLERANCE):
+                    reason = (
+                        f"the noise multiplier holds for the number {float(leaf):.4g} of argument"
+                        f" {position}{path} only, which results change"
+                    )
+                    self.report(False, reason, "", successors[0])
+                    break
 
     def noise_multiplier(self) -> float:
         """Noise multiplier: noise standard deviation over the L2 sensitivity of all releases.
@@ -1167,7 +1226,7 @@ class _Analysis:
                     return [replace(mixed, reason="the noise is not independent of the sum")]
                 repeats = self.repeats_on_devices(sums, noise, where)
                 self.releases.append(
-                    _Release(sums.blocks, noise.deviation, noise.parts, repeats, where)
+                    _Release(sums.blocks, noise.deviation, noise.parts, repeats, repeats, where)
                 )
                 return [Public()]
             if terms[0] is None or terms[1] is None:
@@ -1746,7 +1805,12 @@ class _Analysis:
             if scan.length > 1 and any(draw < uid for draw, _ in release.noise):
                 reason = "the same noise is added in every iteration of a loop"
                 self.report(True, reason, release.where)
-            self.releases[index] = release._replace(repeats=release.repeats * scan.length)
+            # Of records that are in one iteration each, one release has a record.
+            parts = [part for block in release.blocks for part in block]
+            times = 1 if all(uid in part.once for part in parts) else scan.length
+            self.releases[index] = release._replace(
+                repeats=release.repeats * times, number=release.number * scan.length
+            )
 
         # Sums after all iterations.
         results: list[Value] = []
