@@ -318,7 +318,7 @@ def check_program(
     # The noise of all releases together, against that declared.
     found = analysis.noise_multiplier()
     if found < noise_multiplier * (1 - _TOLERANCE):
-        parts = [part for one in analysis.releases for block in one.blocks for part in block]
+        parts = [part for one in analysis.releases for part in one.sums.parts]
         is_exact = all(part.is_attained and not part.once for part in parts)
         # Several bounded arrays need not attain their bounds at once.
         is_exact &= sum(not part.is_clipped for part in parts) <= 1
@@ -355,7 +355,7 @@ def check_program(
 class _Release(NamedTuple):
     """A sum over records to which normal noise was added."""
 
-    blocks: tuple[Any, ...]  # coefficients of the sums in each block of coordinates
+    sums: Sums
     deviation: float
     noise: frozenset[tuple[int, tuple[int, int] | None]]  # the draws and their ranges
     repeats: int  # how often a record is in it
@@ -559,8 +559,7 @@ class _Analysis:
         if isinstance(value, Records):
             self.report(True, "per-record values are returned", "", path)
         elif isinstance(value, Sums):
-            parts = [part for block in value.blocks for part in block]
-            where = ", ".join(dict.fromkeys(part.where for part in parts))
+            where = ", ".join(dict.fromkeys(part.where for part in value.parts))
             # As of `jax.random.multivariate_normal`: the covariance may be large enough.
             if value.draws & self.correlated:
                 reason = "a sum over the records is returned with noise that is correlated"
@@ -773,7 +772,7 @@ class _Analysis:
         parts: dict[Part, int] = {}
         rows = []
         for release in self.releases:
-            for block in release.blocks:
+            for block in release.sums.blocks:
                 for part in block:
                     parts.setdefault(part, len(parts))
                 rows.append((block, release.deviation, release.repeats))
@@ -820,7 +819,7 @@ class _Analysis:
     def report_unbounded(self) -> None:
         """Reports sums of which no bound is known."""
         for release in self.releases:
-            for block in release.blocks:
+            for block in release.sums.blocks:
                 for part, coefficient in block.items():
                     if not math.isfinite(part.bounds[0].factor):
                         reason = "no bound is found on what one record adds to the sum"
@@ -1226,7 +1225,7 @@ class _Analysis:
                     return [replace(mixed, reason="the noise is not independent of the sum")]
                 repeats = self.repeats_on_devices(sums, noise, where)
                 self.releases.append(
-                    _Release(sums.blocks, noise.deviation, noise.parts, repeats, repeats, where)
+                    _Release(sums, noise.deviation, noise.parts, repeats, repeats, where)
                 )
                 return [Public()]
             if terms[0] is None or terms[1] is None:
@@ -1655,7 +1654,7 @@ class _Analysis:
         repeats = 1
         for uid, size in self.devices.values():
             varies = any(varies_in_loop(key, uid) for key in keys)
-            is_shared = any(uid in part.once for block in sums.blocks for part in block)
+            is_shared = any(uid in part.once for part in sums.parts)
             if is_shared and not varies:
                 self.report(True, "the same noise is added on every device", where)
             if varies and not is_shared:
@@ -1806,8 +1805,7 @@ class _Analysis:
                 reason = "the same noise is added in every iteration of a loop"
                 self.report(True, reason, release.where)
             # Of records that are in one iteration each, one release has a record.
-            parts = [part for block in release.blocks for part in block]
-            times = 1 if all(uid in part.once for part in parts) else scan.length
+            times = 1 if all(uid in part.once for part in release.sums.parts) else scan.length
             self.releases[index] = release._replace(
                 repeats=release.repeats * times, number=release.number * scan.length
             )
@@ -1838,11 +1836,8 @@ class _Analysis:
                 # Sums of other carried values, as in compensated summation.
                 results.append(undecided)
                 continue
-            blocks = tuple(
-                {part: c * (1 if uid in part.once else scan.length) for part, c in block.items()}
-                for block in end.blocks
-            )
-            results.append(start.plus(Sums(blocks, draws=end.draws)))
+            loop_sums = end.weighted(lambda part: 1 if uid in part.once else scan.length)
+            results.append(start.plus(replace(loop_sums, carried={}, in_rows=False)))
         for value, var in zip(
             outputs[scan.num_carry :], equation.outvars[scan.num_carry :], strict=True
         ):
@@ -1876,8 +1871,7 @@ class _Analysis:
         if isinstance(value, Mixed):
             return value
         if isinstance(value, Sums) and not value.carried:
-            parts = [part for block in value.blocks for part in block]
-            in_rows = all(uid in part.once for part in parts)
+            in_rows = all(uid in part.once for part in value.parts)
             return replace(value.scaled(1 if in_rows else math.sqrt(length)), in_rows=in_rows)
         if isinstance(value, Records) and uid in value.each_once:
             axes = (0, *(axis + 1 for axis in value.axes))
