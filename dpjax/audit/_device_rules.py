@@ -81,11 +81,7 @@ def from_devices(value: Value, spec: Any, devices: Mapping[Any, tuple[int, int]]
     if shared is not None:  # as many sums as devices, each of other records or of all
         uid, size = devices[shared[1]]
         value = _times_devices(value, {uid: math.sqrt(size)})
-    blocks = tuple(
-        {replace(part, once=part.once - all_uids): c for part, c in block.items()}
-        for block in value.blocks
-    )
-    return Sums(blocks, draws=value.draws)
+    return replace(value.outside(all_uids), in_rows=False)
 
 
 def added_up(
@@ -101,11 +97,7 @@ def added_up(
         return None
     value = _times_devices(value, {devices[name][0]: devices[name][1] for name in names})
     gone = frozenset(devices[name][0] for name in names)
-    blocks = tuple(
-        {replace(part, once=part.once - gone): c for part, c in block.items()}
-        for block in value.blocks
-    )
-    return replace(value, blocks=blocks, in_rows=False)
+    return replace(value.outside(gone), in_rows=False)
 
 
 def _times_devices(value: Sums, factors: Mapping[int, float]) -> Sums:
@@ -114,5 +106,4 @@ def _times_devices(value: Sums, factors: Mapping[int, float]) -> Sums:
     def factor(part: Part) -> float:
         return math.prod(own for uid, own in factors.items() if uid not in part.once)
 
-    blocks = tuple({part: c * factor(part) for part, c in b.items()} for b in value.blocks)
-    return replace(value, blocks=blocks)
+    return value.weighted(factor)

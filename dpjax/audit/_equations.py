@@ -106,8 +106,15 @@ def outputs_reached(jaxpr: Any, private: Sequence[bool]) -> list[bool]:
     """Which outputs depend on private inputs."""
     reached = {var for var, is_private in zip(jaxpr.invars, private, strict=True) if is_private}
     for equation in jaxpr.eqns:
-        if any(atom in reached for atom in equation.invars if isinstance(atom, Var)):
-            reached.update(equation.outvars)
+        inside = [isinstance(atom, Var) and atom in reached for atom in equation.invars]
+        if not any(inside):
+            continue
+        outputs = [True] * len(equation.outvars)
+        if equation.primitive.name in INLINED:
+            body, *_ = bodies_of(equation)
+            if len(body.jaxpr.invars) == len(inside):
+                outputs = outputs_reached(body.jaxpr, inside)
+        reached.update(var for var, is_one in zip(equation.outvars, outputs, strict=True) if is_one)
     return [isinstance(atom, Var) and atom in reached for atom in jaxpr.outvars]
 
 

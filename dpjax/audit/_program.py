@@ -298,9 +298,9 @@ def check_program(
 
     # What reaches the outputs that are published.
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(outputs)]
+    names: list[str | None] = []
     published: list[Value] = []
     kept: list[Value] = []
-    names: list[str | None] = []
     for path, value in zip(paths, values, strict=True):
         is_private = any(
             path.startswith(beginning) and path[len(beginning) :][:1] in ("", "[", ".")
@@ -319,7 +319,7 @@ def check_program(
     # The noise of all releases together, against that declared.
     found = analysis.noise_multiplier()
     if found < noise_multiplier * (1 - _TOLERANCE):
-        parts = [part for one in analysis.releases for block in one.blocks for part in block]
+        parts = [part for one in analysis.releases for part in one.sums.parts]
         is_exact = all(part.is_attained and not part.once for part in parts)
         # Several bounded arrays need not attain their bounds at once.
         is_exact &= sum(not part.is_clipped for part in parts) <= 1
@@ -334,6 +334,8 @@ def check_program(
         )
     elif math.isnan(found) and not analysis.findings:
         analysis.report(False, "the noise multiplier is not known")
+    if not analysis.findings:
+        analysis.check_numbers(program, args, positions, names, noise_multiplier)
     findings = tuple(analysis.findings)
     verdict: Verdict = "shown"
     if findings:
@@ -344,7 +346,7 @@ def check_program(
         noise_multiplier=found,
         declared=float(noise_multiplier),
         adjacency=adjacency,
-        num_releases=sum(release.repeats for release in analysis.releases),
+        num_releases=sum(release.number for release in analysis.releases),
         trusted=tuple(sorted(analysis.trusted)),
         private=tuple(private_outputs),
         is_length_public=analysis.is_length_public or adjacency != "add_remove",
@@ -354,10 +356,11 @@ def check_program(
 class _Release(NamedTuple):
     """A sum over records to which normal noise was added."""
 
-    blocks: tuple[Any, ...]  # coefficients of the sums in each block of coordinates
+    sums: Sums
     deviation: float
     noise: frozenset[tuple[int, tuple[int, int] | None]]  # the draws and their ranges
-    repeats: int
+    repeats: int  # how often a record is in it
+    number: int  # how often it is made
     where: str
 
 
@@ -557,8 +560,7 @@ class _Analysis:
         if isinstance(value, Records):
             self.report(True, "per-record values are returned", "", path)
         elif isinstance(value, Sums):
-            parts = [part for block in value.blocks for part in block]
-            where = ", ".join(dict.fromkeys(part.where for part in parts))
+            where = ", ".join(dict.fromkeys(part.where for part in value.parts))
             # As of `jax.random.multivariate_normal`: the covariance may be large enough.
             if value.draws & self.correlated:
                 reason = "a sum over the records is returned with noise that is correlated"
@@ -707,6 +709,60 @@ class _Analysis:
             reason = "which records are in some rows depends on their number"
             self.report(False, reason, ", ".join(sorted(self.by_position)))
 
+    def check_numbers(
+        self,
+        program: ClosedJaxpr,
+        args: Sequence[PyTree],
+        positions: Sequence[int],
+        paths: Sequence[str | None],
+        declared: float,
+    ) -> None:
+        """Reports numbers that the noise multiplier depends on, and results change for later calls.
+
+        Such as a clip bound that follows a quantile, of which the noise is no multiple.
+        """
+        given = [
+            (position, jax.tree_util.keystr(path), leaf)
+            for position, argument in enumerate(args)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(argument)
+        ]
+        is_record = [position in positions for position, _, _ in given]
+        of_records = outputs_reached(program.jaxpr, is_record)
+        leaves, structure = jax.tree.flatten(list(args))
+        for number, (position, path, leaf) in enumerate(given):
+            if is_key(leaf) or np.ndim(leaf) or is_record[number]:
+                continue
+            if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating) or not np.isfinite(leaf):
+                continue
+
+            # Outputs in its place that depend on it and on the records, through a release.
+            own = outputs_reached(program.jaxpr, [i == number for i in range(len(given))])
+            successors = [
+                output
+                for output, atom, *reached in zip(
+                    paths, program.jaxpr.outvars, own, of_records, strict=True
+                )
+                if output
+                and all(reached)
+                and aval(atom).shape == ()
+                and (output.endswith(path) if path else output.count("[") + output.count(".") <= 1)
+            ]
+            if not successors:
+                continue
+
+            # The noise multiplier where the number is another one.
+            for factor in (2.0**-10, 2.0**10):
+                changed = [*leaves[:number], leaf * factor, *leaves[number + 1 :]]
+                other = _Analysis(self.length)
+                other.run_step(program, jax.tree.unflatten(structure, changed), positions)
+                if not other.noise_multiplier() >= declared * (1 - _TOLERANCE):
+                    reason = (
+                        f"the noise multiplier holds for the number {float(leaf):.4g} of argument"
+                        f" {position}{path} only, which results change"
+                    )
+                    self.report(False, reason, "", successors[0])
+                    break
+
     def noise_multiplier(self) -> float:
         """Noise multiplier: noise standard deviation over the L2 sensitivity of all releases.
 
@@ -717,7 +773,7 @@ class _Analysis:
         parts: dict[Part, int] = {}
         rows = []
         for release in self.releases:
-            for block in release.blocks:
+            for block in release.sums.blocks:
                 for part in block:
                     parts.setdefault(part, len(parts))
                 rows.append((block, release.deviation, release.repeats))
@@ -764,7 +820,7 @@ class _Analysis:
     def report_unbounded(self) -> None:
         """Reports sums of which no bound is known."""
         for release in self.releases:
-            for block in release.blocks:
+            for block in release.sums.blocks:
                 for part, coefficient in block.items():
                     if not math.isfinite(part.bounds[0].factor):
                         reason = "no bound is found on what one record adds to the sum"
@@ -1170,7 +1226,7 @@ class _Analysis:
                     return [replace(mixed, reason="the noise is not independent of the sum")]
                 repeats = self.repeats_on_devices(sums, noise, where)
                 self.releases.append(
-                    _Release(sums.blocks, noise.deviation, noise.parts, repeats, where)
+                    _Release(sums, noise.deviation, noise.parts, repeats, repeats, where)
                 )
                 return [Public()]
             if terms[0] is None or terms[1] is None:
@@ -1599,7 +1655,7 @@ class _Analysis:
         repeats = 1
         for uid, size in self.devices.values():
             varies = any(varies_in_loop(key, uid) for key in keys)
-            is_shared = any(uid in part.once for block in sums.blocks for part in block)
+            is_shared = any(uid in part.once for part in sums.parts)
             if is_shared and not varies:
                 self.report(True, "the same noise is added on every device", where)
             if varies and not is_shared:
@@ -1749,7 +1805,11 @@ class _Analysis:
             if scan.length > 1 and any(draw < uid for draw, _ in release.noise):
                 reason = "the same noise is added in every iteration of a loop"
                 self.report(True, reason, release.where)
-            self.releases[index] = release._replace(repeats=release.repeats * scan.length)
+            # Of records that are in one iteration each, one release has a record.
+            times = 1 if all(uid in part.once for part in release.sums.parts) else scan.length
+            self.releases[index] = release._replace(
+                repeats=release.repeats * times, number=release.number * scan.length
+            )
 
         # Sums after all iterations.
         results: list[Value] = []
@@ -1777,11 +1837,8 @@ class _Analysis:
                 # Sums of other carried values, as in compensated summation.
                 results.append(undecided)
                 continue
-            blocks = tuple(
-                {part: c * (1 if uid in part.once else scan.length) for part, c in block.items()}
-                for block in end.blocks
-            )
-            results.append(start.plus(Sums(blocks, draws=end.draws)))
+            loop_sums = end.weighted(lambda part: 1 if uid in part.once else scan.length)
+            results.append(start.plus(replace(loop_sums, carried={}, in_rows=False)))
         for value, var in zip(
             outputs[scan.num_carry :], equation.outvars[scan.num_carry :], strict=True
         ):
@@ -1815,8 +1872,7 @@ class _Analysis:
         if isinstance(value, Mixed):
             return value
         if isinstance(value, Sums) and not value.carried:
-            parts = [part for block in value.blocks for part in block]
-            in_rows = all(uid in part.once for part in parts)
+            in_rows = all(uid in part.once for part in value.parts)
             return replace(value.scaled(1 if in_rows else math.sqrt(length)), in_rows=in_rows)
         if isinstance(value, Records) and uid in value.each_once:
             axes = (0, *(axis + 1 for axis in value.axes))

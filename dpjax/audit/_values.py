@@ -7,7 +7,7 @@ sum. Numbers are exact reals here; rounding is left to the tests of sensitivity.
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -224,12 +224,28 @@ class Sums:
     draws: frozenset[int] = frozenset()
     in_rows: bool = False
 
+    @property
+    def parts(self) -> list[Part]:
+        """The sums in all blocks."""
+        return [part for block in self.blocks for part in block]
+
+    def weighted(self, factor: Callable[[Part], float]) -> "Sums":
+        """Returns each of the sums times its own number."""
+        blocks = tuple({part: c * factor(part) for part, c in b.items()} for b in self.blocks)
+        return replace(self, blocks=blocks)
+
     def scaled(self, factor: float) -> "Sums":
         """Returns the sums times the magnitude of a number."""
-        factor = abs(factor)
-        blocks = tuple({part: c * factor for part, c in block.items()} for block in self.blocks)
-        carried = {position: c * factor for position, c in self.carried.items()}
-        return replace(self, blocks=blocks, carried=carried)
+        carried = {position: c * abs(factor) for position, c in self.carried.items()}
+        return replace(self.weighted(lambda _: abs(factor)), carried=carried)
+
+    def outside(self, loops: frozenset[int]) -> "Sums":
+        """Returns the sums after loops, in whose iterations the records no longer are."""
+        blocks = tuple(
+            {replace(part, once=part.once - loops): c for part, c in block.items()}
+            for block in self.blocks
+        )
+        return replace(self, blocks=blocks)
 
     def plus(self, other: "Sums") -> "Sums":
         """Adds two arrays that are linear in sums over the records."""

@@ -152,6 +152,13 @@ def test_calibrate_reports_unreachable_targets(mechanism, target, message):
         calibrate(mechanism, **target)
 
 
+def test_calibrate_takes_nothing_just_above_the_target():
+    mechanism = Coarse(16.0, sampling="none")
+    target = 0.995 * mechanism.certificate(DELTA).epsilon
+    with pytest.raises(ValueError, match="the certified epsilon jumps past it"):
+        calibrate(mechanism, epsilon=target, delta=DELTA)
+
+
 def test_calibrate_returns_mechanism_on_target():
     mechanism = FakeMechanism(1.0)
     target = mechanism.certificate(DELTA).epsilon / 0.998

@@ -521,6 +521,14 @@ def sum_released_by_every_device(key, w, x, y):
     return on_devices(body, "data")(key, w, x, y)
 
 
+@wrong("the noise multiplier is 0.7778")
+def sum_of_all_returned_by_every_device(key, w, x, y):
+    def body(key, w, x, y):
+        return jax.tree.map(lambda a: lax.psum(a, "data")[None], total(clipped(w, x, y)))
+
+    return noisy(key, on_devices(body, "data")(key, w, x, y), Z * C)
+
+
 @wrong("the noise multiplier")
 @on_devices
 def sum_of_devices_twice(key, w, x, y):
@@ -623,6 +631,25 @@ def local_steps_of_each_client(key, w, x, y):
     return noisy(key, total(jax.vmap(client)(x, y)), Z * C)
 
 
+def epoch(key, w, x, y):
+    """Steps on batches of which each record is in one."""
+
+    def step(w, batch_and_key):
+        *batch, key = batch_and_key
+        return updated(w, release(key, w, *batch)), None
+
+    batches = x.reshape(3, 2, 4), y.reshape(3, 2), jax.random.split(key, 3)
+    return lax.scan(step, w, batches)[0]
+
+
+right()(epoch)
+
+
+@wrong("the noise multiplier may be no more than 0.7778")
+def two_epochs(key, w, x, y):
+    return lax.scan(lambda w, k: (epoch(k, w, x, y), None), w, jax.random.split(key))[0]
+
+
 @right()
 def mean_over_augmentations(key, w, x, y):
     key, noise_key = jax.random.split(key)
@@ -680,6 +707,31 @@ def test_bounds_that_need_not_be_attained_at_once_are_no_violation():
         return noisy(key, [(one * s).sum(0), (two * s).sum(0)], Z * C)
 
     assert report(step, "zero_out").verdict == "not decided"
+
+
+@pytest.mark.parametrize("is_followed", [True, False])
+def test_noise_that_does_not_follow_a_clip_bound_is_not_decided(is_followed):
+    """The bound follows a quantile: it has another value in the next call, with as much noise."""
+
+    def step(key, state, x, y):
+        key, count_key = jax.random.split(key)
+        w, bound = state["w"], state["bound"]
+        g = gradients(w, x, y)
+        factors = jnp.minimum(1, bound / norms(g))
+        noise = 2 * Z * (bound if is_followed else C)
+        below = jnp.sum(norms(g) <= bound) + 10.0 * jax.random.normal(count_key)
+        return {
+            "w": updated(w, noisy(key, total(scaled(g, factors)), noise)),
+            "bound": bound * jnp.exp(0.5 - below / 6),
+        }
+
+    state = {"w": W, "bound": jnp.float32(C)}
+    given = {"records": (2, 3), "noise_multiplier": Z, "adjacency": "zero_out"}
+    found = check_program(step, KEY, state, X, Y, **given)
+    assert found.verdict == ("shown" if is_followed else "not decided")
+    assert (
+        "number 0.5 of argument 1['bound'] only" in str(found).replace("\n", " ")
+    ) != is_followed
 
 
 def test_noise_that_is_kept_for_a_later_call_is_not_decided():

@@ -550,6 +550,33 @@ def test_fields_that_are_there_twice_are_refused(values, tmp_path, capsys):
     assert 'the field "epsilon" is there more than once' in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text + " {}",
+        lambda text: "\ufeff" + text,
+        lambda text: text.replace('"delta": 1e-05', '"delta": NaN'),
+        lambda text: text.replace('"delta": 1e-05', '"delta": 1e-05, "\\u0064elta": 1e-05'),
+        lambda text: text.replace('"num_releases": 100', '"num_releases": 100.0'),
+        lambda text: text.replace('"seeded": false', '"seeded": 0'),
+        lambda text: text.replace('"num_steps_run": null', '"num_steps_run": ' + "9" * 5_000),
+        lambda text: text.replace('"mu_regret": ', '"mu_regret": -'),
+        lambda text: text.replace('"type": "Gaussian"', '"type": "Gaussian", "type": "Gaussian"'),
+        lambda text: text.replace('"noise_multiplier": 1.5', '"noise_multiplier": 1e999'),
+        lambda text: text.replace('"noise_multiplier": 1.5', '"noise_multiplier": "1.5"'),
+        lambda text: text.replace('"count": 100', '"count": true'),
+        lambda text: text.replace('"zero_out"', '"zer\u043e_out"'),
+    ],
+)
+def test_files_of_another_form_are_refused(values, change, tmp_path, capsys):
+    text = json.dumps(values)
+    path = tmp_path / "changed.json"
+    path.write_text(change(text), "utf-8")
+    assert change(text) != text
+    assert verify.main([str(path)]) == 1
+    assert "changed.json: refused" in capsys.readouterr().out
+
+
 def test_texts_of_a_file_do_not_forge_what_is_printed(values, tmp_path, capsys):
     unit = "one image; computed here: epsilon 0.01\nother.json: verified\x1b[1A"
     path = tmp_path / "lines.json"

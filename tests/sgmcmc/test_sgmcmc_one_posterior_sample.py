@@ -119,6 +119,12 @@ def test_clipped_log_likelihood_of_half_precision_is_single():
     np.testing.assert_array_equal(each, np.float32(-1.01))
 
 
+def test_log_likelihoods_are_clipped_at_both_bounds():
+    one, records = mechanism(low=-0.5, high=0.25), jnp.array([-3.0, -0.4, 0.2, 3.0, jnp.inf])
+    each = clipped_log_likelihood(lambda theta, record: record, one)(jnp.float32(0.0), records)
+    np.testing.assert_allclose(each, [-0.5, -0.4, 0.2, 0.25, 0.25], rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_clipped_log_likelihood_of_nan_is_the_lower_bound():
     one, records = mechanism(low=-0.5, high=0.25), jnp.array([0.2, 0.7, -1.0])
