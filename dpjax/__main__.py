@@ -2,8 +2,8 @@
 
 ``rehearse`` runs a Python file and prints the `Rehearsal` that it makes, ``verify`` verifies files
 of certificates; every other command builds a `SubsampledGaussian` from its options and prints what
-its certificate has, without JAX. dp-accounting, which takes most of the time of a command to import,
-is imported after the options were read.
+its certificate has, without JAX. dp-accounting, whose import takes most of a command's time, is
+imported after the options were read.
 """
 
 import argparse
