@@ -1,6 +1,7 @@
 """Pages of the reproduction report, from the committed records in ``docs/reproduction``."""
 
 import html
+import itertools
 import os
 import re
 from collections import Counter
@@ -207,7 +208,10 @@ def render_results(blocks: Sequence[Block]) -> str:
 
 
 def cut_table(columns: Sequence[Column]) -> list[str]:
-    """Returns tables that fit the page, of the same rows: each begins with the first column."""
+    """Returns tables that fit the page, of the same rows: each begins with the first column.
+
+    Of several, a table leaves out the rows of which it has no value.
+    """
     first, *others = columns
     parts: list[list[Column]] = [[]]
     room = 0
@@ -219,7 +223,19 @@ def cut_table(columns: Sequence[Column]) -> list[str]:
             room = _LINE - max(_width(first), _NAMES)
         parts[-1].append(column)
         room -= width
-    return [_table([first, *part]) for part in parts]
+    if len(parts) == 1:
+        return [_table([first, *others])]
+    return [_table(_without_empty_rows([first, *part])) for part in parts]
+
+
+def _without_empty_rows(columns: Sequence[Column]) -> list[Column]:
+    _, *others = columns
+    values = zip(*(cells for _, _, cells in others), strict=True)
+    shown = [any(cell != "–" for cell in row) for row in values]
+    return [
+        (group, heading, list(itertools.compress(cells, shown)))
+        for group, heading, cells in columns
+    ]
 
 
 def _width(column: Column) -> int:

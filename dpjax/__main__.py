@@ -2,8 +2,8 @@
 
 ``rehearse`` runs a Python file and prints the `Rehearsal` that it makes, ``verify`` verifies files
 of certificates; every other command builds a `SubsampledGaussian` from its options and prints what
-its certificate has. JAX and dp-accounting, which take a second to import, are imported after the
-options were read.
+its certificate has, without JAX. dp-accounting, whose import takes most of a command's time, is
+imported after the options were read.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import dpjax
 
@@ -543,9 +543,18 @@ _COMMANDS = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose error for a missing adjacency says which one is usual."""
+
+    def error(self, message: str) -> NoReturn:
+        if "required" in message and "--adjacency" in message:
+            message += "; zero_out is usual where the number of records is public, see --help"
+        super().error(message)
+
+
 def _parser() -> argparse.ArgumentParser:
     examples = "\n".join(f"  dpjax {name} {line}" for name, line in _EXAMPLES.items())
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="dpjax",
         description=(
             "The privacy of DP-SGD: noisy sums of clipped gradients of random batches; and what a"

@@ -362,7 +362,7 @@ REFUSED = [
     ("epsilon --sampler x", r"argument --sampler: invalid choice: 'x' .*shuffled"),
     ("epsilon --plot x.foo", r"argument --plot: must be .*\.pdf, \.png, \.svg.*, got 'x.foo'"),
     ("epsilon --plot no/x.png", r"argument --plot: must be .* a folder that exists, got 'no/x"),
-    (f"epsilon {PLAN} --sigma 1 --delta 1e-5", r"required: --adjacency"),
+    (f"epsilon {PLAN} --sigma 1 --delta 1e-5", r"required: --adjacency; zero_out is usual"),
     (f"noise {PLAN} {STATED}", r"required: --epsilon"),
     (f"epsilon {PLAN} --steps 9", r"argument --steps: not allowed with argument --epochs"),
     (f"epsilon --n 9 --batch 3 --sigma 1 {STATED}", r"one of the arguments --epochs --steps is"),

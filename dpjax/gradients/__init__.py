@@ -40,6 +40,11 @@ __all__ = [
     "unit_loss",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 if TYPE_CHECKING:
     from dpjax.gradients._clipped_grad import clipped_grad
     from dpjax.gradients.bookkeeping.routes import Explanation, explain

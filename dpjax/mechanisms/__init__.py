@@ -43,6 +43,11 @@ __all__ = [
     "mechanism_of",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 if TYPE_CHECKING:
     from dpjax.guarantee import Guarantee
     from dpjax.mechanisms._dpsgd import dpsgd

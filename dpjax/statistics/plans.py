@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import numpy as np
 
-from dpjax._checks import as_key, check, check_delta, check_positive, check_text, check_type
+from dpjax._checks import (
+    as_key,
+    check,
+    check_choice,
+    check_delta,
+    check_positive,
+    check_text,
+    check_type,
+)
 from dpjax._html import HTMLTable
 from dpjax._typing import PRNGKey
 from dpjax.accounting import calibrate
@@ -185,10 +193,12 @@ class StatisticsRelease:
         >>> effect.low < 0 < effect.high
         True
         """
-        check(statistic in self.by_group, "statistic", statistic, f"one of {list(self.by_group)}")
+        allowed = "the label of a mean or variance with by: there is none in this release"
+        check(bool(self.by_group), "statistic", statistic, allowed)
+        check_choice("statistic", statistic, self.by_group)
         groups = {each.entry: each for each in self.estimates if each.statistic == statistic}
         for name, group in {"minuend": minuend, "subtrahend": subtrahend}.items():
-            check(group in groups, name, group, f"one of {list(groups)}")
+            check_choice(name, group, groups)
         check(minuend != subtrahend, "subtrahend", subtrahend, "another category than minuend")
         one, other = groups[minuend], groups[subtrahend]
 

@@ -38,7 +38,7 @@ _QUANTILE_SHARES = (0.5, 0.25, 0.25)
 # Of the budget of quantiles by group, what the groups' numbers of records get.
 _COUNT_SHARE = 0.2
 # Standard deviations of its noise by which a private number of records may be too large.
-_SIZE_DEVIATIONS = 3.0
+_SIZE_DEVIATIONS = 1.0
 # Scales of rank noise beyond a rank that make the grid's parts without records unlikely: of an end
 # of the interval, and of the estimate by which a sparse end is limited.
 _END_SCALES, _ESTIMATE_SCALES = 8.0, 6.0

@@ -114,6 +114,10 @@ def test_cut_table_puts_columns_that_do_not_fit_into_tables_of_the_same_rows():
         ["a", "1", "3"],
         ["b", "2", "4"],
     ]
+    # A row without a value is left out of the tables where it has none.
+    lacking = ("certified", "y" * 60, ["5", "–"])
+    _, second_without = pages.cut_table([names, *columns, lacking])
+    assert cells(second_without)[2:] == [["a", "5"]]
     assert cells(second) == [["", "certified"], ["row", "y" * 60], ["a", "5"], ["b", "6"]]
 
 
@@ -204,5 +208,5 @@ def test_committed_pages_show_every_certified_value(module):
         assert block.findings
         for line in block.lines:
             shown = [cell for row in table if row[0] == pages.escape(line.row.name) for cell in row]
-            for cell in table_cells(line, "certified", columns):
+            for cell in set(table_cells(line, "certified", columns)) - {"–"}:
                 assert without_zeros(pages.escape(cell)) in map(without_zeros, shown)

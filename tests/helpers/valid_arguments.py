@@ -132,6 +132,12 @@ def perturbed() -> regression.PerturbedStatistics:
 
 
 @functools.cache
+def released_by_group() -> table_statistics.StatisticsRelease:
+    query = table_statistics.mean("x", bounds=(-1.0, 1.0), by="arm", categories=["a", "b"])
+    made = table_statistics.plan([query], epsilon=1.0, delta=1e-5, adjacency="zero_out")
+    return made.release(KEY, {"x": np.ones(4), "arm": np.array(["a", "a", "b", "b"])})
+
+
 def statistics() -> regression.RegressionStatistics:
     return regression.RegressionStatistics(
         xtx=8.0 * jnp.eye(2), xty=jnp.ones(2), yty=jnp.asarray(4.0)
@@ -333,6 +339,9 @@ VALUES: dict[str, Any] = {
     "queries": lambda: [table_statistics.mean("x", bounds=(-1.0, 1.0))],
     "statistics.StatisticsPlan.release: records": {"x": np.ones(4)},
     "statistics.release: records": {"x": np.ones(4)},
+    "statistics.StatisticsRelease.difference: statistic": "mean of x by arm",
+    "minuend": "a",
+    "subtrahend": "b",
     **{
         f"statistics.{name}: {argument}": value
         for name in ("covariance", "correlation")
@@ -746,7 +755,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
         (np.zeros(2), np.ones(2)), scale=4.0, adjacency="zero_out"
     ),
     "statistics.StatisticsPlan": statistics_plan,
-    "statistics.StatisticsRelease": lambda: statistics_plan().release(KEY, {"x": np.ones(4)}),
+    "statistics.StatisticsRelease": released_by_group,
     "pate.ConfidentGNMax": confident,
     "pate.mechanisms.VoteAggregation": gnmax,
     "pate.Partition": lambda: pate.Partition(np.array([[0, 1], [2, 3]]), 8),
