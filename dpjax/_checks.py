@@ -239,8 +239,9 @@ def from_pandas(value: Any, name: str) -> Any:
         columns = value.items() if value.ndim == 2 else [(value.name, value)]
         for column, values in columns:
             if not _holds_numbers(values):
+                what = "values" if column is None else f"column {column!r}"
                 raise ValueError(
-                    f"{name} must be real numbers, got column {column!r} of dtype {values.dtype}:"
+                    f"{name} must be real numbers, got {what} of dtype {values.dtype}:"
                     " texts, categories and lists become arrays of numbers before, such as tokens"
                     " of one length or places in a public list of categories"
                 )

@@ -593,9 +593,15 @@ NUMBERS_ONLY = r"args\[1\] must be an array of numbers or booleans.*"
     [
         (np.array(["a"] * RECORDS), NUMBERS_ONLY + "<U1"),
         (Y.astype(object), NUMBERS_ONLY + r"dtype\('O'\)"),
-        (pd.Series(["a"] * RECORDS), r"args\[1\] must be real numbers: .*dtype\('O'\)"),
-        (pd.Series(pd.date_range("2000", periods=RECORDS)), r"args\[1\] must be real .*M8"),
-        (pd.DataFrame({"a": Y, "b": ["c"] * RECORDS}), r"args\[1\] must be real .*dtype\('O'\)"),
+        (pd.Series(["a"] * RECORDS), r"args\[1\] must be real numbers, got values of dtype"),
+        (
+            pd.Series(pd.date_range("2000", periods=RECORDS)),
+            r"args\[1\] must be real numbers, got values of dtype datetime64",
+        ),
+        (
+            pd.DataFrame({"a": Y, "b": ["c"] * RECORDS}),
+            r"args\[1\] must be real numbers, got column 'b' of dtype",
+        ),
         (np.ma.masked_less(Y, 0), r"args\[1\] must be an array without a mask"),
     ],
 )
