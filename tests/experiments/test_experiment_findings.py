@@ -193,7 +193,7 @@ CASES = {
             {},
             "not compared",
             r"where fewer than 1 % of the records are clipped, noise-aware 95 %.*; on Adult up to"
-            r" 95 % of noise-aware intervals, and 38 % of those of the last iterate",
+            r" 97 % of noise-aware intervals, and 38 % of those of the last iterate",
         ),
         (
             {(ANY, "measured", "records clipped %"): 5.0},
