@@ -229,7 +229,7 @@ def length_dependent(
 
 
 def _is_changed(one: Any, other: Any, reached: set[Var]) -> bool:
-    """Whether an output or its shape is another one, if some variables have other values."""
+    """Whether an output of two traces differs: as a literal, or through variables that do."""
     if isinstance(one, JaxprLiteral) and isinstance(other, JaxprLiteral):
         return not np.array_equal(one.val, other.val, equal_nan=True)
     return isinstance(one, JaxprLiteral) != isinstance(other, JaxprLiteral) or one in reached

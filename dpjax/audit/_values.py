@@ -240,7 +240,7 @@ class Sums:
         return replace(self.weighted(lambda _: abs(factor)), carried=carried)
 
     def outside(self, loops: frozenset[int]) -> "Sums":
-        """Returns the sums after loops, in whose iterations the records no longer are."""
+        """Returns the sums outside of loops: a record may be in several of their iterations."""
         blocks = tuple(
             {replace(part, once=part.once - loops): c for part, c in block.items()}
             for block in self.blocks
