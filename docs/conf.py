@@ -80,7 +80,7 @@ add_module_names = False
 toc_object_entries_show_parents = "hide"
 
 myst_enable_extensions = ["dollarmath", "deflist", "colon_fence"]
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 nb_execution_mode = "off"  # `make docs` executes them beforehand
 nb_output_stderr = "remove"
 nb_merge_streams = True  # what a loop prints is one box
