@@ -221,11 +221,11 @@ def _literals(text: str) -> Markup:
 
 
 def _data_uri(path: Path) -> str:
-    """Returns an image as WebP: without loss in 20 colours or, where it is smaller, with loss."""
+    """Returns an image as WebP: without loss in 16 colours or, where it is smaller, with loss."""
     with Image.open(path) as file:
         image = file.convert("RGB")
-    flat = image.quantize(20, dither=Image.Dither.NONE).convert("RGB")
-    encoded = min(_webp(flat, lossless=True), _webp(image, quality=30), key=len)
+    flat = image.quantize(16, dither=Image.Dither.NONE).convert("RGB")
+    encoded = min(_webp(flat, lossless=True), _webp(image, quality=20), key=len)
     return "data:image/webp;base64," + base64.b64encode(encoded).decode("ascii")
 
 

@@ -20,7 +20,7 @@ slope of the means' gradients gives the scales too, whose own gradients are most
 import abc
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import NormalDist
@@ -324,7 +324,7 @@ def move_by_loss(fits: dict[str, OptimumFit], loss: float, lengths: npt.ArrayLik
 
 
 def moves_by_priors(
-    terms: ELBOTerms, tails: dict[str, TailSums], fits: dict[str, OptimumFit], arrays: Leaves
+    terms: ELBOTerms, tails: dict[str, TailSums], locs: Sequence[str], arrays: Leaves
 ) -> dict[str, Array]:
     """Returns the bias of the optima by priors that are not normal, in posterior deviations.
 
@@ -337,7 +337,7 @@ def moves_by_priors(
     Args:
       terms: of the negative ELBO.
       tails: sums of each unconstrained parameter of the guide.
-      fits: the regressions, by the name of the guide's means.
+      locs: names of the guide's means.
       arrays: public arguments of the model.
 
     Returns:
@@ -356,11 +356,18 @@ def moves_by_priors(
     keys = jax.random.split(jax.random.key(0), _NUM_ITERATES)
     added = _mean_difference(terms, center, std, arrays, keys)
 
-    # Over the curvature, in posterior standard deviations.
+    # Over the curvature by least squares, in posterior standard deviations. The residual variance
+    # is that of the gradients themselves: those of variables that no record reads have no noise.
     moves = {}
-    for name, fit in fits.items():
-        slope = np.maximum(fit.slope, fit.slope_std)
-        posterior_variance = 1 / slope + fit.variance / fit.num_steps / slope**2
+    for name in locs:
+        tail = tails[name]
+        n = tail.counts.sum()
+        s_xx, s_xg, s_gg = _centered(tail)
+        s_xx = np.maximum(s_xx, np.finfo(float).tiny)
+        residual_variance = np.maximum(s_gg - s_xg**2 / s_xx, np.finfo(float).tiny) / (n - 2)
+        slope_std = np.sqrt(residual_variance / s_xx)
+        slope = np.maximum(remove_feedback_bias(s_xg / s_xx, slope_std), slope_std)
+        posterior_variance = 1 / slope + residual_variance / n / slope**2
         moves[name] = np.asarray(added[name], float) / slope / np.sqrt(posterior_variance)
     return moves
 

@@ -366,7 +366,7 @@ class DPSVIResult(RunResult):
             lengths = 1.0
             # What gradients of priors that are not linear add, which is known without noise.
             sums = {name: later[name] for name in (*names.locs, *names.scales)}
-            moves = moves_by_priors(terms, sums, fits, self.model_args.arrays)
+            moves = moves_by_priors(terms, sums, names.locs, self.model_args.arrays)
 
         # The share of clipped records, from what was released of their number.
         clipped = None
