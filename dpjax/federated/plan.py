@@ -388,12 +388,11 @@ class FederatedSum(Mechanism):
         """The grid of every entry, and a holder's noise on it."""
         exponents, scales = [], []
         shares = self.parties.num_noise_shares
+        joint = 1 if self.mechanism.round_weights is None else self.mechanism.num_rounds
         for part, exponent in zip(self.mechanism.sum_parts, self._part_exponents, strict=True):
             # The trusted noise t in units of the grid, enlarged for rounding: step 1 above.
             noise, unit = part.mechanism, 2.0**exponent
-            joint = 1 if self.mechanism.round_weights is None else self.mechanism.num_rounds
-            size = joint * part.weights.size
-            rounded = math.sqrt(size) * part.weights.max() * unit
+            rounded = math.sqrt(joint * part.weights.size) * part.weights.max() * unit
             rounding = SUM_ROUNDING + rounded / noise.sensitivity.value
             needed = float(noise.scale) * (1 + rounding) / (part.weights * unit)
 

@@ -9,7 +9,7 @@ import io
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -108,11 +108,15 @@ class ClippedGradientSum(RecordSum):
 
         Their shape is ``(num_buffers, num_parameters)``, with no buffer for independent noise.
         """
+        return np.zeros(self._buffers_shape)
+
+    @property
+    def _buffers_shape(self) -> tuple[int, int]:
         correlation = self.mechanism.correlation
-        return np.zeros((correlation.num_buffers if correlation else 0, self.num_parameters))
+        return 0 if correlation is None else correlation.num_buffers, self.num_parameters
 
     def multiply(
-        self, sums: npt.ArrayLike, buffers: npt.ArrayLike, *, round_number: int
+        self, sums: npt.ArrayLike | ArrayTree, buffers: npt.ArrayLike, *, round_number: int
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Returns what a holder sends in a round, and its next buffers: both **private**.
 
@@ -120,12 +124,13 @@ class ClippedGradientSum(RecordSum):
         holder has no batch has a sum of zeros.
 
         Args:
-          sums: of the round's batch, ``(num_parameters,)``, as of `sum_records`.
+          sums: the clipped sum of the round's batch, as of `clipped_grad`: a tree of arrays with
+            ``num_parameters`` numbers.
           buffers: the holder's, from `init_buffers` or the round before.
           round_number: from zero.
 
         Raises:
-          ValueError: of another shape, or a round past the last.
+          ValueError: another number of them, or a round past the last.
 
         >>> from dpjax.sampling import CyclicPoissonSampling
         >>> from dpjax.transforms import LambdaCGD
@@ -139,9 +144,11 @@ class ClippedGradientSum(RecordSum):
         [1.5]
         """
         # A sum that is not finite counts as zero: it would stay in the buffers.
-        vector = self._as_vector("sums", sums)
+        vector = self._flatten("sums", sums)
         vector = np.where(np.isfinite(vector), vector, 0.0)
-        return self._combine("multiply", vector, buffers, round_number)
+        correlation = self.mechanism.correlation
+        method = None if correlation is None else correlation.multiply
+        return self._combine(method, vector, buffers, round_number)
 
     def solve(
         self, released: npt.ArrayLike, buffers: npt.ArrayLike, *, round_number: int
@@ -158,34 +165,37 @@ class ClippedGradientSum(RecordSum):
         Raises:
           ValueError: of another shape, or a round past the last.
         """
-        return self._combine("solve", self._as_vector("released", released), buffers, round_number)
+        correlation = self.mechanism.correlation
+        method = None if correlation is None else correlation.solve
+        return self._combine(method, self._flatten("released", released), buffers, round_number)
 
     def _combine(
         self,
-        name: Literal["multiply", "solve"],
+        method: Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]] | None,
         vector: npt.NDArray[np.float64],
         buffers: npt.ArrayLike,
         round_number: int,
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Applies a strategy's method to one round, in float64."""
-        correlation, state = self.mechanism.correlation, as_float64(buffers, "buffers")
-        shape = self.init_buffers().shape
+        state, shape = as_float64(buffers, "buffers"), self._buffers_shape
         check(state.shape == shape, "buffers", state.shape, f"of shape {shape}")
         check_count("round_number", round_number, minimum=0)
         allowed = f"below num_rounds = {self.num_rounds}"
         check(round_number < self.num_rounds, "round_number", round_number, allowed)
-        if correlation is None:
+        if method is None:
             return vector, state
         with jax.enable_x64(True):
-            combined, state = getattr(correlation, name)(
+            combined, next_state = method(
                 jnp.asarray(vector), jnp.asarray(state), jnp.asarray(round_number)
             )
-            return np.array(combined), np.array(state)
+            return np.array(combined), np.array(next_state)
 
-    def _as_vector(self, name: str, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        vector = as_float64(values, name)
-        shape = (self.num_parameters,)
-        check(vector.shape == shape, name, vector.shape, f"of shape {shape}")
+    def _flatten(self, name: str, values: PyTree) -> npt.NDArray[np.float64]:
+        """Returns a tree of ``num_parameters`` numbers as a vector."""
+        leaves = [as_float64(leaf, name).ravel() for leaf in jax.tree.leaves(values)]
+        vector = np.concatenate(leaves) if leaves else np.zeros(0)
+        allowed = f"num_parameters = {self.num_parameters} numbers"
+        check(vector.size == self.num_parameters, name, vector.size, allowed)
         return vector
 
     def with_privacy_factor(self, factor: float) -> Self:
@@ -203,20 +213,20 @@ class ClippedGradientSum(RecordSum):
         return (unweighted_part(Gaussian(sensitivity, scale, used.unit)),)
 
     def sum_records(self, *records: npt.ArrayLike | ArrayTree) -> npt.NDArray[np.float64]:
-        """Returns the clipped sum of a batch as a vector.
+        """Returns the clipped sum of a batch as a vector, for independent noise.
 
         Args:
           *records: the clipped sum itself, as of `clipped_grad`: a tree of arrays with
             ``num_parameters`` numbers.
 
         Raises:
-          ValueError: another number of them.
+          ValueError: another number of them, or correlated noise, for which a holder sends what
+            `multiply` returns: the noise may not suffice for the sums themselves.
         """
-        leaves = [as_float64(leaf, "records").ravel() for leaf in jax.tree.leaves(records)]
-        vector = np.concatenate(leaves) if leaves else np.zeros(0)
-        allowed = f"num_parameters = {self.num_parameters} numbers"
-        check(vector.size == self.num_parameters, "records", vector.size, allowed)
-        return vector
+        correlation = self.mechanism.correlation
+        allowed = "None: with correlated noise a holder sends what `multiply` returns"
+        check(correlation is None, "mechanism's correlation", correlation, allowed)
+        return self._flatten("records", records)
 
     def from_sum(self, noisy: npt.NDArray[np.float64]) -> jax.Array:
         return jnp.asarray(noisy)

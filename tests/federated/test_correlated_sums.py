@@ -293,8 +293,10 @@ def test_parties_with_other_weights_refuse_each_other(monkeypatch):
 def test_what_does_not_fit_is_refused():
     sums = sums_of(LambdaCGD(0.8))
     start = sums.init_buffers()
-    with pytest.raises(ValueError, match=r"sums must be of shape \(2,\), got \(3,\)"):
+    with pytest.raises(ValueError, match="sums must be num_parameters = 2 numbers, got 3"):
         sums.multiply(np.zeros(3), start, round_number=0)
+    with pytest.raises(ValueError, match="a holder sends what `multiply` returns"):
+        sums.sum_records(np.zeros(2))
     with pytest.raises(ValueError, match=r"buffers must be of shape \(1, 2\)"):
         sums.solve(np.zeros(2), np.zeros((2, 2)), round_number=0)
     with pytest.raises(ValueError, match="round_number must be below num_rounds = 12"):

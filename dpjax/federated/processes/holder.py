@@ -229,11 +229,8 @@ class TrainingHolder:
             summed = self._training.clipped_sum(
                 self._new_key(), words.view(np.float64), round_number, self._records
             )
-            sent, buffers = self._sums.multiply(
-                self._sums.sum_records(summed),
-                self._buffers_before(round_number),
-                round_number=round_number,
-            )
+            before = self._buffers_before(round_number)
+            sent, buffers = self._sums.multiply(summed, before, round_number=round_number)
             if buffers.size:
                 after = f"{_BUFFERS}{round_number + 1}"
                 if after in self._journal.names():

@@ -23,29 +23,25 @@ from dpjax.sampling import CyclicPoissonSampling, PoissonSampling
 from dpjax.transforms import LambdaCGD
 
 
-def training_plan(num_steps, **parties):
+def training_plan(num_steps, correlation=None, **parties):
+    """Poisson batches with independent noise, or two groups in turn with correlated noise."""
+    sampling = PoissonSampling(1000, 0.2, expected_batch_size=200.0)
+    if correlation is not None:
+        sampling = CyclicPoissonSampling(1000, 0.5, num_groups=2)
     steps = SubsampledGaussian(
-        PoissonSampling(1000, 0.2, expected_batch_size=200.0),
+        sampling,
         l2_clip=1.0,
         noise_multiplier=1.0,
         num_steps=num_steps,
-        adjacency="add_remove",
+        adjacency="add_remove" if correlation is None else "zero_out",
+        correlation=correlation,
     )
     return plan_of(ClippedGradientSum(steps, 2), **{"num_holders": 3, "num_nodes": 2, **parties})
 
 
-def correlated_plan(num_steps, **parties):
-    steps = SubsampledGaussian(
-        CyclicPoissonSampling(1000, 0.5, num_groups=2),
-        l2_clip=1.0,
-        noise_multiplier=1.0,
-        num_steps=num_steps,
-        adjacency="zero_out",
-        correlation=LambdaCGD(0.5),
-    )
-    return plan_of(ClippedGradientSum(steps, 2), **{"num_holders": 3, "num_nodes": 2, **parties})
-
-
+BOTH = pytest.mark.parametrize(
+    "correlation", [None, LambdaCGD(0.5)], ids=["independent", "correlated"]
+)
 SHORT = training_plan(3)
 
 
@@ -88,32 +84,32 @@ def one_kill(plan=SHORT, **broken):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", [SHORT, correlated_plan(3)], ids=["independent", "correlated"])
-def test_training_survives_a_kill_at_any_message(monkeypatch, tmp_path, plan):
+@BOTH
+def test_training_survives_a_kill_at_any_message(monkeypatch, tmp_path, correlation):
     """Of every kind, before and after it is sent and answered, and at calls of writes to disk."""
-    found, names = kill_at_each_point(monkeypatch, tmp_path, one_kill(plan), most=4)
+    found, names = kill_at_each_point(
+        monkeypatch, tmp_path, one_kill(training_plan(3, correlation)), most=4
+    )
     assert found == set()
     kinds = ("parameters", "next", "share", "query", "agreed")
     assert names >= WRITING | {place.format(kind) for place in PLACES for kind in kinds}
 
 
-def simulate(monkeypatch, folder, seed, num_steps, plan_of_steps=training_plan):
+def simulate(monkeypatch, folder, seed, num_steps, correlation=None):
     """Views of a training with up to a dozen kills; every second one may lose a holder."""
     rng = np.random.default_rng(seed)
-    plan = plan_of_steps(num_steps, num_dropouts=seed % 2, num_holders=3 + seed % 2)
+    plan = training_plan(num_steps, correlation, num_dropouts=seed % 2, num_holders=3 + seed % 2)
     points = Points(rng, 0.01, most=12)
     lost = 0.1 if seed % 2 else 0.0
     return TrainingSimulation(plan, folder / str(seed), rng, points, lost=lost).run(monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "plan_of_steps", [training_plan, correlated_plan], ids=["independent", "correlated"]
-)
-def test_training_of_fifty_rounds_survives_random_kills(monkeypatch, tmp_path, plan_of_steps):
+@BOTH
+def test_training_of_fifty_rounds_survives_random_kills(monkeypatch, tmp_path, correlation):
     results = []
     for seed in range(6):
-        views = simulate(monkeypatch, tmp_path, seed, 50, plan_of_steps)
+        views = simulate(monkeypatch, tmp_path, seed, 50, correlation)
         assert violations(views) == set()
         results.append(views.result is not None)
         if views.result is not None:
