@@ -39,7 +39,7 @@ def is_jax_imported() -> bool:
 def exports_on_first_use(
     package: str, exports: Mapping[str, Sequence[str]], subpackages: Sequence[str] = ()
 ) -> Callable[[str], Any]:
-    """Returns the ``__getattr__`` of a package that imports its names on first use (PEP 562).
+    """Returns a module's ``__getattr__`` for lazy imports of its public names (PEP 562).
 
     Args:
       package: its name.

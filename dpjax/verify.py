@@ -797,7 +797,7 @@ class _Curve:
         self._deltas = self.delta(self._epsilons)
 
     def delta(self, epsilons: Array) -> Array:
-        """Returns the larger delta of both orders at any epsilons."""
+        """Returns delta at each epsilon: the larger of both orders of two neighbours."""
         above = np.max([order.delta(np.abs(epsilons)) for order in self._orders], axis=0)
         # Of the exchanged pair: delta(-e) = 1 - e^-e (1 - delta(e)).
         return np.where(epsilons >= 0, above, 1 - np.exp(-np.abs(epsilons)) * (1 - above))

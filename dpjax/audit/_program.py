@@ -506,7 +506,7 @@ class _Analysis:
     # --- Values of arguments and results -------------------------------------------------------
 
     def argument(self, leaf: Any, *, is_record: bool) -> Value:
-        """The value of an argument's array."""
+        """Abstract value of an array of an argument."""
         if is_record:
             size = math.prod(np.shape(leaf)[1:])
             return self.records((0,), self.of_size(dtype_facts(jnp.result_type(leaf)), size))
@@ -524,7 +524,7 @@ class _Analysis:
         return replace(value, constant=False)
 
     def closed_over(self, const: Any) -> Value:
-        """The value of an array that the program closes over."""
+        """Abstract value of an array that the program closes over."""
         if is_key(const):
             return Public(key=Key(("constant", next(self.numbers))), constant=True)
         varies = np.ndim(const) > 0 and bool(np.any(np.asarray(const) != np.ravel(const)[:1]))
@@ -834,7 +834,7 @@ class _Analysis:
     def run_step(
         self, program: ClosedJaxpr, args: Sequence[PyTree], positions: Sequence[int]
     ) -> list[Value]:
-        """The values of the outputs of a traced step."""
+        """Abstract values of the outputs of a traced step."""
         inputs = [
             self.argument(leaf, is_record=position in positions)
             for position, argument in enumerate(args)
@@ -845,7 +845,7 @@ class _Analysis:
     def run(
         self, program: ClosedJaxpr, inputs: Sequence[Value], consts: Sequence[Value]
     ) -> list[Value]:
-        """The values of the outputs of a jaxpr."""
+        """Abstract values of the outputs of a jaxpr."""
         jaxpr = program.jaxpr
         values: dict[Var, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
         values.update(zip(jaxpr.constvars, consts, strict=True))
@@ -861,11 +861,11 @@ class _Analysis:
         return [read(atom) for atom in jaxpr.outvars]
 
     def inline(self, program: ClosedJaxpr, inputs: Sequence[Value]) -> list[Value]:
-        """The values of the outputs of a jaxpr inside another."""
+        """Abstract values of the outputs of a jaxpr inside another."""
         return self.run(program, inputs, [self.closed_over(const) for const in program.consts])
 
     def apply(self, equation: JaxprEqn, inputs: list[Value]) -> list[Value]:
-        """The values of an equation's outputs."""
+        """Abstract values of the outputs of an equation."""
         equation = in_one(equation)
         name, where = equation.primitive.name, line_of(equation) or self.line
         self.line = where
@@ -948,7 +948,7 @@ class _Analysis:
         return self.moved[moved][1]
 
     def public(self, equation: JaxprEqn, inputs: list[Value], draws: frozenset[int]) -> list[Value]:
-        """The outputs of an equation without records."""
+        """Abstract values of the outputs of an equation without records."""
         values = [value for value in inputs if isinstance(value, Public)]
         name = equation.primitive.name
         constant = all(value.constant for value in values)
@@ -1071,7 +1071,7 @@ class _Analysis:
         return Public(draws=frozenset([number]), normal=Normal(frozenset([(number, region)]), 1.0))
 
     def key_of(self, equation: JaxprEqn, inputs: Sequence[Any]) -> Public:
-        """The output of an equation that makes or derives keys, or draws bits from one."""
+        """Abstract value of a key that an equation makes or derives, or of bits drawn from one."""
         name, value = equation.primitive.name, inputs[0]
         key, constant = value.key, value.constant
         if name == "random_bits":
@@ -1118,7 +1118,7 @@ class _Analysis:
     def trusted_sum(
         self, equation: JaxprEqn, inputs: list[Value], where: str
     ) -> list[Value] | None:
-        """The outputs of a function of dpjax that is trusted, and not analysed."""
+        """Abstract values of the outputs of a trusted function of dpjax, not analysed."""
         name = equation.params["name"]
         if name not in TRUSTED or not is_own(equation):
             return None
@@ -1186,7 +1186,7 @@ class _Analysis:
     def linear(
         self, equation: JaxprEqn, inputs: list[Value], where: str, draws: frozenset[int]
     ) -> list[Value]:
-        """The outputs of an equation with sums over records: linear maps, and noise."""
+        """Abstract values of linear maps of sums over records, and of noise added to them."""
         name, shape = equation.primitive.name, aval(equation.outvars[0]).shape
         mixed = Mixed(f"a sum over the records enters {name}", where, True, draws)
         first, dtype = inputs[0], aval(equation.outvars[0]).dtype
@@ -1319,7 +1319,7 @@ class _Analysis:
     def per_record(
         self, equation: JaxprEqn, inputs: list[Value], where: str, draws: frozenset[int]
     ) -> list[Value]:
-        """The outputs of an equation with per-record arrays."""
+        """Abstract values of the outputs of an equation with per-record arrays."""
         name = equation.primitive.name
         arrays = [value for value in inputs if isinstance(value, Records)]
         if name == "dynamic_slice":
@@ -1490,7 +1490,7 @@ class _Analysis:
         return self.records((place,), facts, order=order, draws=draws)
 
     def joined_facts(self, one: Facts, other: Facts, order: Any) -> Facts:
-        """Facts of rows of which the first are of an array with facts, the rest of another.
+        """Bounds on the entries of two arrays that are concatenated along their rows.
 
         The norm of a joined product is that of the first product for the records of the first
         array, and that of the second for those of the second, which has an order.
@@ -1551,7 +1551,7 @@ class _Analysis:
         return replace(sums, draws=draws | operand.draws)
 
     def of_size(self, facts: Facts, size: int) -> Facts:
-        """Facts of an array with so many entries for each record."""
+        """Bounds on the entries of an array with so many entries for each record."""
         if math.isfinite(facts.magnitude):
             bound = facts.magnitude * math.sqrt(size)
             bound = min(bound, facts.within.get(UNIT, math.inf))
@@ -1612,7 +1612,7 @@ class _Analysis:
     # --- Devices -------------------------------------------------------------------------------
 
     def sums_of_vmap(self, equation: JaxprEqn, inputs: Sequence[Value]) -> list[Value]:
-        """The outputs of ``psum`` over axes of `jax.vmap`: as many sums as arrays."""
+        """Abstract values of ``psum`` over axes of `jax.vmap`: as many sums as arrays."""
         atoms = zip(equation.invars, equation.outvars, strict=True)
         params = {"axes": equation.params["axes"]}
         sums = [
@@ -1624,7 +1624,7 @@ class _Analysis:
         return [self.apply(one, [value])[0] for one, value in zip(sums, inputs, strict=True)]
 
     def on_devices(self, equation: JaxprEqn, inputs: list[Value], where: str) -> list[Value]:
-        """The outputs of a program that every device runs, as in a loop over the devices."""
+        """Abstract values of the outputs of a ``shard_map``, as of a loop over the devices."""
         params = equation.params
         draws = frozenset().union(*(value.draws for value in inputs))
         undecided = Mixed("the check does not follow shard_map", where, False, draws)
@@ -1665,7 +1665,7 @@ class _Analysis:
     # --- Loops and branches --------------------------------------------------------------------
 
     def scan(self, equation: JaxprEqn, inputs: list[Value], where: str) -> list[Value]:
-        """The outputs of a scan: carried values that are sums over the records, or public."""
+        """Abstract values of a scan: what it carries are sums over the records, or public."""
         scan, uid = read_scan(equation), next(self.numbers)
         consts = inputs[: scan.num_consts]
         carried = list(inputs[scan.num_consts : scan.num_consts + scan.num_carry])
@@ -1900,7 +1900,7 @@ class _Analysis:
             del getattr(self, name)[length:]
 
     def while_loop(self, equation: JaxprEqn, inputs: list[Value], where: str) -> list[Value]:
-        """The outputs of a loop whose length is not known: without records only."""
+        """Abstract values of the outputs of a ``while_loop``, which must have no records."""
         draws = frozenset().union(*(value.draws for value in inputs))
         if any(not isinstance(value, Public) for value in inputs):
             draws = draws.union(*(self.draws_of(value, where) for value in inputs))
@@ -1948,7 +1948,7 @@ class _Analysis:
         ]
 
     def cond(self, equation: JaxprEqn, inputs: list[Value], where: str) -> list[Value]:
-        """The outputs of one of several branches."""
+        """Abstract values of the outputs of one of several branches."""
         choice, operands = inputs[0], inputs[1:]
         branches = bodies_of(equation)
         draws = frozenset().union(*(value.draws for value in inputs))

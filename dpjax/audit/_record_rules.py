@@ -101,7 +101,7 @@ def rows_of(order: Any) -> range | None:
 
 
 def elementwise_facts(name: str, equation: JaxprEqn, facts: Sequence[Facts]) -> Facts | None:
-    """Facts of an output of an elementwise primitive; `None` of another one."""
+    """Bounds on the entries of an output of an elementwise primitive; `None` of another one."""
     if name not in ELEMENTWISE:
         return None
     first = facts[0]
@@ -194,7 +194,7 @@ def elementwise_facts(name: str, equation: JaxprEqn, facts: Sequence[Facts]) -> 
 def structural_facts(
     equation: JaxprEqn, facts: Sequence[Facts], inputs: Sequence[Value], number: int
 ) -> Facts:
-    """Facts of an output of a primitive that moves, adds or multiplies entries."""
+    """Bounds on the entries of an output of a primitive that moves, adds or multiplies entries."""
     name, out = equation.primitive.name, aval(equation.outvars[number]).shape
     first, before = facts[0], aval(equation.invars[0]).shape
     if name in _MOVES and isinstance(inputs[0], Records):
@@ -255,7 +255,7 @@ def region_of(equation: JaxprEqn, number: int) -> tuple[tuple[int, int], ...] | 
 
 
 def _product_facts(equation: JaxprEqn, facts: Sequence[Facts], inputs: Sequence[Value]) -> Facts:
-    """Facts of a product: the squared norm of an array, or products of the records' entries."""
+    """Bounds on a ``dot_general``: the squared norm of an array, or products of entries."""
     (contracted, batch) = equation.params["dimension_numbers"]
     shapes = [aval(atom).shape for atom in equation.invars]
     records = [value.axes if isinstance(value, Records) else () for value in inputs]
@@ -288,7 +288,7 @@ def _product_facts(equation: JaxprEqn, facts: Sequence[Facts], inputs: Sequence[
 
 
 def scattered_facts(equation: JaxprEqn, facts: Sequence[Facts], inputs: Sequence[Value]) -> Facts:
-    """Facts of what the rows of one record add to an array, at positions that may be the same."""
+    """Bounds on a ``scatter-add`` of the rows of one record, at positions that may be equal."""
     numbers, (_, indices, updates) = equation.params["dimension_numbers"], inputs
     shapes = [aval(atom).shape for atom in equation.invars]
     scattered = [a for a in range(len(shapes[2])) if a not in numbers.update_window_dims]
@@ -352,7 +352,7 @@ def most_equal(known: np.ndarray, axes: Sequence[int]) -> int:
 def one_hot(
     facts: Facts, inputs: Sequence[Value], axes: tuple[int, ...], shape: tuple[int, ...]
 ) -> Facts:
-    """Facts of where one number of each record equals public numbers."""
+    """Bounds on the entries of a mask: where one number of each record equals public numbers."""
     for one, other in (inputs, inputs[::-1]):
         if not isinstance(one, Records) or not isinstance(other, Public) or other.known is None:
             continue

@@ -27,7 +27,7 @@ REALS: Interval = (-math.inf, math.inf)
 
 @dataclass(frozen=True)
 class Facts:
-    """What holds for every entry of an array, N(G) being the norm of a record's arrays in G.
+    """Bounds on the entries of an array, N(G) being the norm of a record's arrays in G.
 
     Attributes:
       interval: bounds on every entry.
@@ -67,7 +67,7 @@ class Facts:
         return max(abs(self.interval[0]), abs(self.interval[1]))
 
     def scaled(self, low: float, high: float) -> "Facts":
-        """Facts of the product with a factor whose magnitude is between two numbers."""
+        """Bounds on the entries times a factor whose magnitude is between two numbers."""
         return Facts(
             times(self.interval, (-high, high)),
             self.name if low == high == 1 else None,
@@ -81,7 +81,7 @@ class Facts:
         )
 
     def repeated(self, number: float) -> "Facts":
-        """Facts of an array in which every entry is repeated so many times."""
+        """Bounds on the entries of an array in which every entry is repeated so many times."""
         grown = self.scaled(1.0, math.sqrt(number))
         repeats = self.repeats * number
         return replace(self, name=None, repeats=repeats, within=grown.within, clipped=grown.clipped)
@@ -240,7 +240,7 @@ class Sums:
         return replace(self.weighted(lambda _: abs(factor)), carried=carried)
 
     def outside(self, loops: frozenset[int]) -> "Sums":
-        """Returns the sums outside of loops: a record may be in several of their iterations."""
+        """Returns the sums after loops, in which a record may have been in several iterations."""
         blocks = tuple(
             {replace(part, once=part.once - loops): c for part, c in block.items()}
             for block in self.blocks
@@ -278,13 +278,13 @@ Value: TypeAlias = Public | Records | Sums | Mixed
 
 
 def times(one: Interval, other: Interval) -> Interval:
-    """The interval of products."""
+    """Interval of the products of numbers in two intervals."""
     ends = [0.0 if 0 in (a, b) else a * b for a in one for b in other]
     return min(ends), max(ends)
 
 
 def plus(one: Interval, other: Interval) -> Interval:
-    """The interval of sums."""
+    """Interval of the sums of numbers in two intervals."""
     return one[0] + other[0], one[1] + other[1]
 
 
@@ -323,7 +323,7 @@ def are_related(one: Group, group: Group) -> bool:
 
 
 def added(a: Facts, b: Facts) -> Facts:
-    """Facts of a sum."""
+    """Bounds on the entries of a sum."""
     interval = plus(a.interval, b.interval)
     for one, other in ((a, b), (b, a)):
         if other.interval == (0.0, 0.0):
@@ -352,14 +352,14 @@ def added(a: Facts, b: Facts) -> Facts:
 
 
 def reduced(a: Facts, b: Facts) -> Facts:
-    """Facts of a difference."""
+    """Bounds on the entries of a difference."""
     low, high = b.interval
     excess = (a, high) if a.interval[0] >= 0 and math.isfinite(high) else None
     return Facts(plus(a.interval, (-high, -low)), excess=excess)
 
 
 def multiplied(a: Facts, b: Facts) -> Facts:
-    """Facts of a product of per-record arrays, or of one and a public array."""
+    """Bounds on the entries of a product of per-record arrays, or of one and a public array."""
     results = []
     name, uniform = None, None
     for one, other in ((a, b), (b, a)):
@@ -432,7 +432,7 @@ def upper_product(a: Facts, b: Facts) -> Facts:
 
 
 def concatenated(parts: Sequence[Facts]) -> Facts:
-    """Facts of arrays beside each other: their squared norms add up."""
+    """Bounds on the entries of arrays beside each other: their squared norms add up."""
     interval = (min(p.interval[0] for p in parts), max(p.interval[1] for p in parts))
     parts = [part for part in parts if part.interval != (0.0, 0.0)] or parts[:1]
     first, *rest = parts
@@ -453,7 +453,7 @@ def concatenated(parts: Sequence[Facts]) -> Facts:
 
 
 def squared(a: Facts) -> Facts:
-    """Facts of a square."""
+    """Bounds on the entries of a square."""
     low, high = a.interval
     one_sign = low > 0 or high < 0
     interval = min(low * low, high * high) if one_sign else 0.0, max(low * low, high * high)
@@ -463,7 +463,7 @@ def squared(a: Facts) -> Facts:
 
 
 def inverted(a: Facts) -> Facts:
-    """Facts of 1 / a."""
+    """Bounds on the entries of 1 / a."""
     uniform = None if a.uniform is None else product_of((), a.uniform, -1)
     low, high = a.interval
     if low >= 0:
@@ -477,7 +477,7 @@ def inverted(a: Facts) -> Facts:
 
 
 def root(a: Facts) -> Facts:
-    """Facts of the square root."""
+    """Bounds on the entries of the square root."""
     low, high = (math.sqrt(max(end, 0.0)) for end in a.interval)
     least, norm = (
         {group: math.sqrt(k) for group, k in bounds.items()} for bounds in (a.total, a.square)
@@ -486,7 +486,7 @@ def root(a: Facts) -> Facts:
 
 
 def larger(a: Facts, b: Facts) -> Facts:
-    """Facts of the maximum."""
+    """Bounds on the entries of the maximum."""
     low, high = (max(ends) for ends in zip(a.interval, b.interval, strict=True))
     within: Mapping[Group, float] = {}
     clipped: Mapping[tuple[Group, Group], float] = {}
@@ -509,7 +509,7 @@ def larger(a: Facts, b: Facts) -> Facts:
 
 
 def lesser(a: Facts, b: Facts) -> Facts:
-    """Facts of the minimum."""
+    """Bounds on the entries of the minimum."""
     low, high = (min(ends) for ends in zip(a.interval, b.interval, strict=True))
     within: Mapping[Group, float] = {}
     clipped: Mapping[tuple[Group, Group], float] = {}
@@ -528,7 +528,7 @@ def lesser(a: Facts, b: Facts) -> Facts:
 
 
 def chosen(condition: Facts, by_answer: Mapping[bool, Facts]) -> Facts:
-    """Facts of ``where(condition, by_answer[True], by_answer[False])``."""
+    """Bounds on the entries of ``where(condition, by_answer[True], by_answer[False])``."""
     # With N(G) <= r, a number u of [v, w] is at most w r / N(G), and at least v N(G) / r.
     sides = []
     for answer, facts in by_answer.items():

@@ -432,7 +432,7 @@ class FederatedSum(Mechanism):
 
     @property
     def wrap_probability(self) -> float:
-        """Upper bound on the probability that an entry wraps around; it costs accuracy alone.
+        """Upper bound on the probability that an entry of the sum overflows the range of shares.
 
         The noise is subgaussian with its variance (Canonne, Kamath & Steinke 2020, Corollary 17).
         """

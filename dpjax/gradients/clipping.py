@@ -245,7 +245,7 @@ class CompensatedSum(NamedTuple):
 
 @jax.jit
 def sum_of_clipped(l2_clip: Numeric, summed: PyTree) -> PyTree:
-    """Returns ``summed`` as it is.
+    """Identity that marks a sum of clipped gradients.
 
     In a traced program it marks the sum for `dpjax.audit.check_program`, which does not analyse how
     it was computed: one example moves it by at most ``l2_clip``; at 0 by the bound of the marked

@@ -168,7 +168,7 @@ def _site_loss(
     if analytic and site and proposal:
         try:
             return total(kl_divergence(proposal["fn"], site["fn"]), proposal)
-        except NotImplementedError:
+        except NotImplementedError:  # raised by numpyro
             pass  # no closed form for this pair: log-densities at the draw, as in numpyro's ELBO
     of_guide, of_model = (
         total(log_prob(each), each) if each else jnp.zeros(()) for each in (proposal, site)

@@ -92,7 +92,7 @@ class Optimizer(Protocol):
         """Returns the initial state of the optimiser."""
 
     def get_params(self, state: PyTree, /) -> dict[str, PyTree]:
-        """Returns the unconstrained parameters."""
+        """Returns the unconstrained parameters of the guide."""
 
     def update(self, gradients: PyTree, state: PyTree, /, value: Numeric) -> PyTree:
         """Returns the state after a step."""
