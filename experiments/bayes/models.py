@@ -35,7 +35,7 @@ Draws = Mapping[str, Array]
 
 LEVEL = 0.9
 NUM_DRAWS = 1_000
-_GROUPS = 20
+NUM_GROUPS = 20
 _CORRELATION = 0.8
 GUIDES = {"diagonal": AutoNormal, "full": AutoMultivariateNormal}
 STYLES = {"noise-aware": (CERTIFIED, "D"), "guide alone": (PALETTE[1], "o")}
@@ -53,11 +53,12 @@ def _logistic(x: jax.Array, y: jax.Array | None = None) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=x @ weights), obs=y)
 
 
-def _hierarchical(x: jax.Array, group: jax.Array, y: jax.Array | None = None) -> None:
+def hierarchical_logistic(x: jax.Array, group: jax.Array, y: jax.Array | None = None) -> None:
+    """Logistic regression with an intercept for each group."""
     mean = numpyro.sample("mean", dist.Normal(0, 1))
     scale = numpyro.sample("scale", dist.HalfNormal(1))
     slope = numpyro.sample("slope", dist.Normal(0, 1))
-    with numpyro.plate("groups", _GROUPS):
+    with numpyro.plate("groups", NUM_GROUPS):
         intercepts = numpyro.sample("intercepts", dist.Normal(mean, scale))
     with numpyro.plate("records", len(x)):
         logits = intercepts[group] + slope * x
@@ -139,7 +140,8 @@ CASES = {
     "correlated regression": Case(_correlated, _correlated_features),
     "logistic regression": Case(_logistic, _features(5)),
     "hierarchical logistic regression": Case(
-        _hierarchical, lambda rng, num: (rng.normal(size=num), rng.integers(_GROUPS, size=num))
+        hierarchical_logistic,
+        lambda rng, num: (rng.normal(size=num), rng.integers(NUM_GROUPS, size=num)),
     ),
     "horseshoe regression": Case(
         _horseshoe,

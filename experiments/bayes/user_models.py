@@ -24,7 +24,7 @@ from numpyro.infer.autoguide import AutoNormal
 
 from dpjax.bayes import DPSVI
 from experiments.bayes import models
-from experiments.bayes.models import GUIDES, LEVEL, NUM_DRAWS, STYLES, Case, Draws
+from experiments.bayes.models import GUIDES, LEVEL, NUM_DRAWS, NUM_GROUPS, STYLES, Case, Draws
 from experiments.bayes.noise_aware import coverage
 from experiments.lib.figures import new_figure
 from experiments.lib.plots import draw_by_row, legend_below
@@ -33,7 +33,7 @@ from experiments.lib.sweeps import percent
 
 Array = NDArray[Any]
 
-_GROUPS, _FEATURES = 20, 50
+_FEATURES = 50
 _COEFFICIENTS = np.zeros(_FEATURES)
 _COEFFICIENTS[[0, 7, 20, 33]] = 1.0, -0.8, 0.5, 0.3
 _CENTRES = np.array([[-2.0, 0.0], [1.5, 1.5], [1.0, -2.0]])
@@ -58,7 +58,7 @@ def _hierarchical(x: jax.Array, group: jax.Array, y: jax.Array | None = None) ->
     mu = numpyro.sample("mu", dist.Normal(0, 1))
     tau = numpyro.sample("tau", dist.HalfNormal(1))
     slope = numpyro.sample("slope", dist.Normal(0, 1))
-    with numpyro.plate("groups", _GROUPS):
+    with numpyro.plate("groups", NUM_GROUPS):
         intercepts = numpyro.sample("intercepts", dist.Normal(mu, tau))
     with numpyro.plate("records", len(x)):
         logits = intercepts[group] + slope * x
@@ -111,7 +111,7 @@ def _matched(draws: Draws) -> Draws:
 CASES = {
     "hierarchical logistic": Case(
         _hierarchical,
-        lambda rng, num: (rng.normal(size=num), rng.integers(_GROUPS, size=num)),
+        lambda rng, num: (rng.normal(size=num), rng.integers(NUM_GROUPS, size=num)),
         {"mu": np.array(-0.5), "tau": np.array(1.0), "slope": np.array(0.7)},
     ),
     "horseshoe": Case(

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from dpjax.rehearsal import Inference, PublicRecords, Training, World, prior_predictive
 from dpjax.rehearsal.worlds import Simulator
+from experiments.bayes.models import NUM_GROUPS, hierarchical_logistic
 from experiments.data import NUM_TOKENS, Range, load_data
 from experiments.data.reviews import FIRST_WORD, START
 from experiments.lib.models import MeanEmbeddingClassifier, MnistCNN
@@ -32,7 +33,6 @@ Records = Mapping[str, Any]
 
 _NUM_FRESH = 4_000
 _ADULT_ATTRIBUTES = 14
-_NUM_GROUPS = 20
 _SHORTEST_REVIEW = 20  # words
 _NUM_IMAGES = 6_000  # of MNIST, taken as the private ones
 _SCORED = 500  # records at a time, for memory
@@ -389,16 +389,6 @@ def _poisson(x: jax.Array, y: jax.Array) -> None:
         numpyro.sample("y", dist.Poisson(jnp.exp(x @ weights)), obs=y)
 
 
-def _hierarchical(x: jax.Array, group: jax.Array, y: jax.Array) -> None:
-    mean = numpyro.sample("mean", dist.Normal(0, 1))
-    scale = numpyro.sample("scale", dist.HalfNormal(1))
-    slope = numpyro.sample("slope", dist.Normal(0, 1))
-    with numpyro.plate("groups", _NUM_GROUPS):
-        intercepts = numpyro.sample("intercepts", dist.Normal(mean, scale))
-    with numpyro.plate("records", len(x)):
-        numpyro.sample("y", dist.Bernoulli(logits=intercepts[group] + slope * x), obs=y)
-
-
 def _poisson_world(num_examples: int, num_features: int) -> Simulator:
     features = {"x": dist.Normal(0, 1).expand([num_features]).to_event(1)}
     return prior_predictive(_poisson, features, observed=("y",), num_examples=num_examples)
@@ -408,9 +398,11 @@ def _hierarchical_world(num_examples: int, num_features: int) -> Simulator:
     del num_features
     features = {
         "x": dist.Normal(0, 1),
-        "group": lambda key, num: jax.random.randint(key, (num,), 0, _NUM_GROUPS),
+        "group": lambda key, num: jax.random.randint(key, (num,), 0, NUM_GROUPS),
     }
-    return prior_predictive(_hierarchical, features, observed=("y",), num_examples=num_examples)
+    return prior_predictive(
+        hierarchical_logistic, features, observed=("y",), num_examples=num_examples
+    )
 
 
 def counts_unlike_the_prior(num_examples: int = 2_000) -> World:
@@ -426,9 +418,9 @@ def counts_unlike_the_prior(num_examples: int = 2_000) -> World:
 def groups_unlike_the_prior(num_examples: int = 2_000) -> World:
     """Returns answers of groups of two kinds, of sizes that fall with their number."""
     rng = np.random.default_rng(0)
-    intercepts, slope = np.where(np.arange(_NUM_GROUPS) % 2, 2.0, -2.0), 2.0
-    sizes = 1 / np.arange(1, _NUM_GROUPS + 1)
-    group = rng.choice(_NUM_GROUPS, num_examples, p=sizes / sizes.sum())
+    intercepts, slope = np.where(np.arange(NUM_GROUPS) % 2, 2.0, -2.0), 2.0
+    sizes = 1 / np.arange(1, NUM_GROUPS + 1)
+    group = rng.choice(NUM_GROUPS, num_examples, p=sizes / sizes.sum())
     x = rng.normal(size=num_examples)
     y = rng.random(num_examples) < 1 / (1 + np.exp(-intercepts[group] - slope * x))
     records = {
@@ -512,7 +504,7 @@ TASKS = {
     ),
     "hierarchical regression": Task(
         "prior deviations",
-        lambda num_features: Inference(_hierarchical),
+        lambda num_features: Inference(hierarchical_logistic),
         _hierarchical_world,
         groups_unlike_the_prior,
         (0.5, 1.5, 5.0, 15.0, 50.0),
